@@ -1,0 +1,5 @@
+import sys
+
+from hypermlp.cli import main
+
+sys.exit(main())

@@ -1,0 +1,68 @@
+"""Interleaved timing and peak memory."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+Work = Callable[[], object]
+
+
+def interleaved_medians(works: dict[str, Work], *, rounds: int, seconds: float, warmups: int = 2) -> dict[str, float]:
+    """Median seconds of each piece of work, timed in turn: what slows the machine slows them all.
+
+    At most ``rounds`` rounds, fewer (but at least three) once ``seconds`` have gone by.
+    """
+    for _ in range(warmups):
+        for work in works.values():
+            work()
+    times: dict[str, list[float]] = {name: [] for name in works}
+    began = time.perf_counter()
+    for done in range(rounds):
+        if done >= 3 and time.perf_counter() - began > seconds:
+            break
+        for name, work in works.items():
+            times[name].append(_timed(work))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def _timed(work: Work) -> float:
+    _synchronise()
+    began = time.perf_counter()
+    work()
+    _synchronise()
+    return time.perf_counter() - began
+
+
+def _synchronise() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def peak_bytes(work: Work) -> int:
+    """Most memory that PyTorch's allocator held at once during ``work``, beyond what it held before."""
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        work()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        work()
+    held = peak = 0
+    for _, change in sorted((e.start_ns(), e.nbytes()) for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"):
+        held += change
+        peak = max(peak, held)
+    return peak
+
+
+def gemm_peak(dtype: torch.dtype = torch.float32, size: int = 1536) -> Work:
+    """A square matrix product to put among the timed works: ``2 * size ** 3`` FLOPs at the machine's best rate."""
+    a, b, out = (torch.randn(size, size, dtype=dtype) for _ in range(3))
+    return lambda: torch.mm(a, b, out=out)

@@ -1,0 +1,75 @@
+"""What a mixer layer costs: parameters, true causal FLOPs, bytes of decoding state.
+
+FLOPs are two per multiply-add of every contraction (projections, convolution, scores, low-rank mixes, readout), and only
+for pairs of a query and a key that it sees. Element-wise work (gates, diagonals, activation, norm) is not counted.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from hypermlp.config import MixerConfig
+
+
+def parameter_table(config: MixerConfig) -> dict[str, int]:
+    """Parameters by part; their sum is the layer's."""
+    hidden, qk, vo = config.hidden_size, config.qk_width, config.vo_width
+    assert qk is not None and vo is not None
+    per_slot = 2 * config.rank + 1  # left, right, diag
+
+    def mix(heads: int) -> int:
+        return heads * config.max_length * per_slot + (hidden + 1) * heads * config.rank
+
+    return {
+        "projections": 2 * hidden * (qk + vo),
+        "conv": 2 * hidden * config.conv_kernel * config.conv,
+        "feature_gates": (hidden + 1) * (qk + vo) * config.feature_gates,
+        "mix1": mix(config.num_branches) * config.mix1,
+        "mix2": mix(config.num_heads) * config.mix2,
+    }
+
+
+def parameter_count(config: MixerConfig) -> int:
+    return sum(parameter_table(config).values())
+
+
+def flops_table(config: MixerConfig, queries: int, keys: int | None = None) -> dict[str, int]:
+    """Forward FLOPs by part, for the last ``queries`` of ``keys`` positions of one sequence (all of them by default)."""
+    keys = queries if keys is None else keys
+    if not 0 < queries <= keys:
+        raise ValueError(f"{queries} queries for {keys} keys; allowed: 0 < queries <= keys")
+    pairs = queries * (keys - queries) + queries * (queries + 1) // 2  # of a query and a key that it sees
+    hidden, qk, vo = config.hidden_size, config.qk_width, config.vo_width
+    assert qk is not None and vo is not None
+    return {
+        "projections": 2 * queries * 2 * hidden * (qk + vo),
+        "conv": 2 * queries * 2 * hidden * config.conv_kernel * config.conv,
+        "feature_gates": 2 * queries * hidden * (qk + vo) * config.feature_gates,
+        "mix_gates": 2 * queries * hidden * config.rank * (config.num_branches * config.mix1 + config.num_heads * config.mix2),
+        "scores": 2 * pairs * qk,
+        "mix1": 2 * pairs * 2 * config.rank * config.num_branches * config.mix1,
+        "mix2": 2 * pairs * 2 * config.rank * config.num_heads * config.mix2,
+        "readout": 2 * pairs * vo,
+    }
+
+
+CORE_PARTS = ("scores", "mix1", "mix2", "readout")  # what the operator does; the rest is the layer around it
+
+
+def forward_flops(config: MixerConfig, queries: int, keys: int | None = None) -> int:
+    return sum(flops_table(config, queries, keys).values())
+
+
+def core_flops(config: MixerConfig, queries: int, keys: int | None = None) -> int:
+    table = flops_table(config, queries, keys)
+    return sum(table[part] for part in CORE_PARTS)
+
+
+def state_bytes(config: MixerConfig, length: int, *, batch_size: int = 1, dtype: torch.dtype = torch.float32) -> int:
+    """Bytes that decoding must keep after ``length`` positions: keys, values, and the inputs that the next convolution sees.
+
+    A ``MixerState`` holds somewhat more: spare capacity, and inputs for a rollback.
+    """
+    assert config.qk_width is not None and config.vo_width is not None
+    conv_inputs = min(length, config.conv_kernel - 1) * config.hidden_size * config.conv
+    return batch_size * dtype.itemsize * (length * (config.qk_width + config.vo_width) + conv_inputs)

@@ -1,0 +1,56 @@
+"""The program ``hypermlp``: each command is a function in a module that is imported when the command is called."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from typing import NamedTuple
+
+
+class Command(NamedTuple):
+    module: str  # has add_arguments(parser) and main(args)
+    summary: str
+    example: str
+
+
+COMMANDS = {
+    "info": Command("hypermlp.info", "versions, device, backends and why one is missing", "hypermlp info"),
+    "bench op": Command(
+        "hypermlp.bench.op",
+        "time and memory of operator and layer against PyTorch's fused softmax attention",
+        "hypermlp bench op --batch 1 --length 4096 --json bench.json",
+    ),
+}
+
+
+def overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    return "usage: hypermlp COMMAND ...\n\n" + "\n".join(lines) + "\n\nhypermlp COMMAND --help explains one, with an example."
+
+
+def main(argv: list[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    name = next((" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in COMMANDS), None)
+    if name is None:
+        asked_for_help = not words or words[0] in ("-h", "--help")
+        if not asked_for_help:
+            print(f"hypermlp: unknown command {' '.join(words[:2])!r}", file=sys.stderr)
+        print(overview(), file=sys.stdout if asked_for_help else sys.stderr)
+        return 0 if asked_for_help else 2
+    command = COMMANDS[name]
+    module = importlib.import_module(command.module)
+    parser = argparse.ArgumentParser(prog=f"hypermlp {name}", description=command.summary, epilog=f"example: {command.example}")
+    module.add_arguments(parser)
+    args = parser.parse_args(words[len(name.split()) :])
+    try:
+        module.main(args)
+    except ValueError as error:
+        print(f"hypermlp {name}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""Every switch of a mixer layer."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from hypermlp.label import Label
+
+ACTIVATION_OF_BASE = {"S": "softmax", "R": "relu", "G": "glu"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixerConfig:
+    """One mixer layer. The defaults are HyperGLU, label ``G-cg-q-12o``; contradictory values raise."""
+
+    hidden_size: int
+    """Width of the layer's input and output."""
+    max_length: int
+    """Longest visible context: slots of the sequence mixes. Longer input is an error unless ``starts`` keeps to a window."""
+    num_heads: int = 2
+    """Heads; activation "glu" has two score branches per head."""
+    activation: str = "glu"
+    """"relu", "glu" or "softmax"."""
+    qk_width: int | None = None
+    """Total width of queries and keys, over all heads and branches; None for hidden_size / 4."""
+    vo_width: int | None = None
+    """Total width of values and head outputs; None for hidden_size."""
+    rope: bool = False
+    """Rotary positions on queries and keys."""
+    conv: bool = True
+    """Depthwise causal convolution on the inputs of the key and value projections."""
+    feature_gates: bool = True
+    """Sigmoid gates on the queries and on the head outputs."""
+    mix1: bool = True
+    """Sequence mix of the scores, before the activation."""
+    mix2: bool = True
+    """Sequence mix of the activation."""
+    layout: str = "lag"
+    """Slots of the mixes: "lag" counts back from the query, "forward" from the first visible position."""
+    rank: int = 16
+    """Rank of the sequence mixes."""
+    conv_kernel: int = 4
+    """Taps of the convolution."""
+    rope_theta: float = 10_000.0
+    """Base of the rotary frequencies."""
+    eps: float = 1e-12
+    """Stabiliser of the score norm."""
+    init_std: float = 0.02
+    """Standard deviation of the initial weights; biases and diagonals start at zero."""
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "max_length", "num_heads", "rank", "conv_kernel"):
+            _require(name, getattr(self, name), isinstance(getattr(self, name), int) and getattr(self, name) > 0, "a positive integer")
+        _require("activation", self.activation, self.activation in ACTIVATION_OF_BASE.values(), "'softmax', 'relu' or 'glu'")
+        _require("layout", self.layout, self.layout in ("lag", "forward"), "'lag' or 'forward'")
+        for name in ("eps", "rope_theta", "init_std"):
+            _require(name, getattr(self, name), math.isfinite(getattr(self, name)) and getattr(self, name) > 0, "a positive finite number")
+        object.__setattr__(self, "qk_width", self.hidden_size // 4 if self.qk_width is None else self.qk_width)
+        object.__setattr__(self, "vo_width", self.hidden_size if self.vo_width is None else self.vo_width)
+        self._divides("qk_width", self.num_branches)
+        self._divides("vo_width", self.num_heads)
+        if self.rope:
+            _require("qk_width", self.qk_width, self.qk_dim % 2 == 0, f"a multiple of {2 * self.num_branches}, since RoPE turns pairs of channels")
+
+    def _divides(self, name: str, parts: int) -> None:
+        width = getattr(self, name)
+        _require(name, width, isinstance(width, int) and width > 0 and width % parts == 0, f"a positive multiple of {parts} ({self.num_heads} heads)")
+
+    @property
+    def num_branches(self) -> int:
+        """Score branches: two per head for "glu" (gate and scale)."""
+        return self.num_heads * (2 if self.activation == "glu" else 1)
+
+    @property
+    def qk_dim(self) -> int:
+        """Width of one branch."""
+        assert self.qk_width is not None
+        return self.qk_width // self.num_branches
+
+    @property
+    def vo_dim(self) -> int:
+        """Width of one head's value."""
+        assert self.vo_width is not None
+        return self.vo_width // self.num_heads
+
+    @classmethod
+    def from_label(cls, label: str | Label, *, hidden_size: int, max_length: int, compression: int = 4, **settings: Any) -> MixerConfig:
+        """The configuration of a label. ``compression`` divides the width of the side that q or v shrinks (the paper: 4 or 8)."""
+        label = Label.parse(label) if isinstance(label, str) else label
+        _require("compression", compression, isinstance(compression, int) and compression > 0, "a positive integer")
+        known = {field.name for field in dataclasses.fields(cls)}
+        for name in settings:
+            if name not in known:
+                raise ValueError(f"unknown setting {name!r}; allowed: compression, {', '.join(sorted(known))}")
+        chosen = {
+            "activation": ACTIVATION_OF_BASE[label.base],
+            "qk_width": hidden_size // compression if label.rank == "q" else hidden_size,
+            "vo_width": hidden_size // compression if label.rank == "v" else hidden_size,
+            "rope": "p" in label.features,
+            "conv": "c" in label.features,
+            "feature_gates": "g" in label.features,
+            "mix1": "1" in label.mix,
+            "mix2": "2" in label.mix,
+            "layout": "lag" if label.lag else "forward",
+        }
+        clash = sorted(set(chosen) & set(settings) - {"qk_width", "vo_width"})
+        if clash:
+            raise ValueError(f"label {str(label)!r} already sets {', '.join(clash)}; write another label, or build a MixerConfig yourself")
+        return cls(hidden_size=hidden_size, max_length=max_length, **(chosen | settings))
+
+
+def _require(name: str, value: object, holds: bool, allowed: str) -> None:
+    if not holds:
+        raise ValueError(f"{name} is {value!r}; it must be {allowed}")

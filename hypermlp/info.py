@@ -1,0 +1,49 @@
+"""``hypermlp info``: what is installed, what will run, and why something will not."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+from typing import Any
+
+from hypermlp import __version__
+from hypermlp.ops.backends import BACKENDS
+from hypermlp.records import machine
+
+OPTIONAL = ("safetensors", "triton", "transformers", "accelerate", "datasets", "lm_eval", "flash-linear-attention", "ray")
+
+
+def gather() -> dict[str, Any]:
+    reasons = {name: backend.unavailable() for name, backend in BACKENDS.items()}
+    return {
+        "hypermlp": __version__,
+        "machine": machine(),
+        "backends": {name: "available" if reason is None else f"not available: {reason}" for name, reason in reasons.items()},
+        "auto": next(name for name, reason in reasons.items() if reason is None),
+        "packages": {name: _version(name) for name in OPTIONAL},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def main(args: argparse.Namespace) -> None:
+    facts = gather()
+    if args.json:
+        print(json.dumps(facts, indent=2))
+        return
+    print(f"hypermlp {facts['hypermlp']}")
+    for title in ("machine", "backends", "packages"):
+        print(f"\n{title}")
+        for name, value in facts[title].items():
+            print(f"  {name:<24}{value}")
+    print(f"\nbackend \"auto\" takes: {facts['auto']}")

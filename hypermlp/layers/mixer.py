@@ -1,0 +1,162 @@
+"""The layer: project, mix, read out. ``HyperMLP``, ``HyperGLU`` and every other label are one module with other switches.
+
+Shapes: B batch, T new positions, D hidden size, H heads, G score branches (2 H for "glu"), Dk, Dv widths.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hypermlp.config import MixerConfig
+from hypermlp.layers.common import causal_conv_pair, rotate
+from hypermlp.layers.mixing import SequenceMix
+from hypermlp.layers.state import MixerState
+from hypermlp.ops import hyper_attention
+from hypermlp.ops.layout import check_starts_form, row_starts
+
+
+class Mixer(nn.Module):
+    """A sequence mixer, ``[B, T, D] -> [B, T, D]``, causal, in the place of attention.
+
+    Example::
+
+        layer = Mixer.from_label("R-cg-q-12o", hidden_size=768, max_length=1024)
+        y = layer(x)
+    """
+
+    def __init__(self, config: MixerConfig):
+        super().__init__()
+        self.config = config
+        self.backend = "auto"
+        hidden, qk, vo = config.hidden_size, config.qk_width, config.vo_width
+        assert qk is not None and vo is not None
+        self.q_proj = nn.Linear(hidden, qk, bias=False)
+        self.k_proj = nn.Linear(hidden, qk, bias=False)
+        self.v_proj = nn.Linear(hidden, vo, bias=False)
+        self.o_proj = nn.Linear(vo, hidden, bias=False)
+        self.k_conv = nn.Parameter(torch.empty(hidden, config.conv_kernel)) if config.conv else None
+        self.v_conv = nn.Parameter(torch.empty(hidden, config.conv_kernel)) if config.conv else None
+        self.q_gate = nn.Linear(hidden, qk) if config.feature_gates else None
+        self.o_gate = nn.Linear(hidden, vo) if config.feature_gates else None
+        self.mix1 = SequenceMix(hidden, config.num_branches, config.max_length, config.rank) if config.mix1 else None
+        self.mix2 = SequenceMix(hidden, config.num_heads, config.max_length, config.rank) if config.mix2 else None
+        self.reset_parameters()
+
+    @classmethod
+    def from_label(cls, label: str, *, hidden_size: int, max_length: int, **settings: Any) -> Mixer:
+        """The layer of a label of the paper's design study; ``settings`` as in ``MixerConfig.from_label``."""
+        return Mixer(MixerConfig.from_label(label, hidden_size=hidden_size, max_length=max_length, **settings))
+
+    def reset_parameters(self) -> None:
+        """Weights N(0, init_std), biases and diagonals zero."""
+        std = self.config.init_std
+        for module in (self.q_proj, self.k_proj, self.v_proj, self.o_proj, self.q_gate, self.o_gate):
+            if module is not None:
+                nn.init.normal_(module.weight, std=std)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        for weight in (self.k_conv, self.v_conv):
+            if weight is not None:
+                nn.init.normal_(weight, std=std)
+        for mix in (self.mix1, self.mix2):
+            if mix is not None:
+                mix.reset_parameters(std)
+
+    def new_state(self, batch_size: int, *, rollback: int = 128) -> MixerState:
+        """An empty decoding state. ``rollback``: how many positions ``crop`` may take back where there is a convolution."""
+        if batch_size < 1 or rollback < 0:
+            raise ValueError(f"batch_size is {batch_size}, rollback {rollback}; they must be at least 1 and 0")
+        history = self.config.conv_kernel - 1 if self.config.conv else 0
+        return MixerState(batch_size, conv_history=history, rollback=rollback)
+
+    def forward(self, x: Tensor, *, state: MixerState | None = None, starts: Tensor | None = None) -> Tensor:
+        """Mix ``x``, ``[B, T, D]``.
+
+        Args:
+            state: from ``new_state``. ``x`` then continues what the state has seen, and the state takes it in: a whole prompt,
+                a chunk or one token at a time give the same as everything at once.
+            starts: int ``[B]`` or ``[B, T]``: the first position each new position sees, counted from the beginning of the
+                stream. ``[B]`` for padding on the left, ``[B, T]`` for packed documents or a sliding window. Where a state is
+                given and starts is not, the last one given before holds on.
+        """
+        config = self.config
+        past = 0 if state is None else state.length
+        self._check(x, state, starts)
+        positions = torch.arange(past, past + x.shape[1], device=x.device)
+        reach = None
+        if starts is None and state is not None:
+            starts = state.last_starts()
+        if starts is not None:
+            given, total = starts, past + x.shape[1]
+            if state is not None and starts.dim() == 1:
+                starts = starts.clamp(max=total)  # padding that goes on in a later chunk
+            starts = row_starts(starts, x.shape[1], total, config.max_length)  # [B, T]
+            if state is not None:
+                state.remember_starts(given, x.shape[1])
+            reach = positions + 1 - starts  # how many positions each one sees, itself included
+            x = x.masked_fill((reach < 1)[:, :, None], 0)  # padding: whatever stands there, even NaN, goes no further
+
+        keys_from = values_from = x
+        if config.conv:
+            history = config.conv_kernel - 1
+            extended = nn.functional.pad(x, (0, 0, history, 0)) if state is None else state.conv_inputs(x)
+            keys_from, values_from = causal_conv_pair(extended, self.k_conv, self.v_conv, reach)
+        q = self.q_proj(x).unflatten(-1, (config.num_branches, config.qk_dim))
+        k = self.k_proj(keys_from).unflatten(-1, (config.num_branches, config.qk_dim))
+        v = self.v_proj(values_from).unflatten(-1, (config.num_heads, config.vo_dim))
+        if config.rope:
+            q, k = (rotate(y, positions, config.rope_theta) for y in (q, k))
+        if self.q_gate is not None:
+            q = q * torch.sigmoid(self.q_gate(x)).view_as(q)
+        if state is not None:
+            k, v = state.append(k, v)
+        mix1 = None if self.mix1 is None else self.mix1(x)
+        mix2 = None if self.mix2 is None else self.mix2(x)
+        o = hyper_attention(
+            q, k, v, mix1, mix2, activation=config.activation, layout=config.layout, starts=starts, eps=config.eps, backend=self.backend
+        )
+        o = o.flatten(2)
+        if self.o_gate is not None:
+            o = o * torch.sigmoid(self.o_gate(x))
+        return self.o_proj(o)
+
+    def _check(self, x: Tensor, state: MixerState | None, starts: Tensor | None) -> None:
+        weight, max_length = self.q_proj.weight, self.config.max_length
+        if x.dim() != 3 or x.shape[-1] != self.config.hidden_size or 0 in x.shape:
+            raise ValueError(f"x has shape {list(x.shape)}; it must be [batch, positions, {self.config.hidden_size}], none empty")
+        if x.device != weight.device:
+            raise ValueError(f"x is on {x.device}, the layer on {weight.device}; move one of them")
+        if x.dtype != weight.dtype and weight.is_floating_point() and not torch.is_autocast_enabled(x.device.type):
+            raise ValueError(f"x is {x.dtype}, the layer {weight.dtype}; cast one of them, or use torch.autocast")
+        if state is not None and state.batch_size != x.shape[0]:
+            raise ValueError(f"x has batch size {x.shape[0]}, the state {state.batch_size}; make one with new_state(batch_size={x.shape[0]})")
+        if starts is not None:
+            check_starts_form(starts, x)
+        total = x.shape[1] + (0 if state is None else state.length)
+        windowed = starts is not None or (state is not None and state.starts is not None)
+        if total > max_length and not windowed:
+            raise ValueError(
+                f"{total} positions, but max_length is {max_length}; build the layer with a larger max_length, "
+                f"or pass starts so that each position sees at most {max_length} (a sliding window)"
+            )
+
+    def extra_repr(self) -> str:
+        c = self.config
+        return f"activation={c.activation!r}, num_heads={c.num_heads}, max_length={c.max_length}, layout={c.layout!r}, rope={c.rope}"
+
+
+class HyperMLP(Mixer):
+    """Label ``R-cg-q-12o``: relu of the normalised, mixed scores. ``settings``: any field of ``MixerConfig``, or ``compression``."""
+
+    def __init__(self, hidden_size: int, max_length: int, **settings: Any):
+        super().__init__(MixerConfig.from_label("R-cg-q-12o", hidden_size=hidden_size, max_length=max_length, **settings))
+
+
+class HyperGLU(Mixer):
+    """Label ``G-cg-q-12o``: like HyperMLP, with a second score branch for the strength of a slot beside its selection."""
+
+    def __init__(self, hidden_size: int, max_length: int, **settings: Any):
+        super().__init__(MixerConfig.from_label("G-cg-q-12o", hidden_size=hidden_size, max_length=max_length, **settings))

@@ -1,0 +1,126 @@
+"""``hyper_attention``: the formula, the checks, the choice of a backend."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from hypermlp.ops.backends import choose_backend
+from hypermlp.ops.fused import fused_softmax
+from hypermlp.ops.layout import LAYOUTS, check_starts_form, row_starts
+from hypermlp.ops.types import Mix
+
+ACTIVATIONS = ("relu", "glu", "softmax")
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def hyper_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mix1: Mix | None = None,
+    mix2: Mix | None = None,
+    *,
+    activation: str = "glu",
+    layout: str = "lag",
+    starts: Tensor | None = None,
+    eps: float = 1e-12,
+    backend: str = "auto",
+) -> Tensor:
+    """Causal attention as a dynamic two-layer MLP, mixed along the sequence.
+
+    One head at one query, over the slots of the keys that it sees (``R(mix) = I + Diag(diag) + left Diag(gate) rightᵀ``)::
+
+        z = q Kᵀ                                              scores
+        h = z R(mix1)                                         first mix
+        a = relu(h / sqrt(‖h‖² + eps))                        activation "relu"
+          = softplus(h_scale) relu(h_gate / sqrt(‖h_gate‖² + eps))       "glu"
+          = softmax(h / sqrt(Dk))                                        "softmax"
+        o = a R(mix2)ᵀ V                                      second mix, readout
+
+    Args:
+        q: ``[B, Tq, Hq, Dk]``. The queries are the last Tq of the Tk positions: decoding and chunked prefill are this function.
+        k: ``[B, Tk, Hq, Dk]``. Hq is H, or 2 H for "glu": first the H gate branches, then the H scale branches.
+        v: ``[B, Tk, H, Dv]``.
+        mix1: mix of the scores, one per branch (its H is Hq); None for the identity.
+        mix2: mix of the activation, one per head; None for the identity.
+        activation: "relu", "glu" or "softmax".
+        layout: "lag" counts slots from the query backwards, "forward" from the first visible position.
+        starts: integers, ``[B]`` or ``[B, Tq]``: the first position that each query sees, non-decreasing, between 0 and
+            position + 1 (sees nothing: output 0). ``[B]`` serves padding on the left, ``[B, Tq]`` packed documents and windows.
+        eps: stabilises the norm of an all-zero row.
+        backend: "auto" or a name from ``available_backends()``.
+
+    Returns:
+        ``[B, Tq, H, Dv]`` in the dtype of q. float16 and bfloat16 are computed in float32; under autocast q, k and v are cast.
+    """
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"unknown activation {activation!r}; allowed: {', '.join(map(repr, ACTIVATIONS))}")
+    if layout not in LAYOUTS:
+        raise ValueError(f"unknown layout {layout!r}; allowed: {', '.join(map(repr, LAYOUTS))}")
+    if not (math.isfinite(eps) and eps > 0):
+        raise ValueError(f"eps is {eps}; it must be a positive finite number, such as 1e-12")
+    _check_tensors(q, k, v, activation)
+    if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
+        q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
+    _check_dtypes(q, k, v)
+    mixes = (("mix1", mix1, q.shape[2]), ("mix2", mix2, v.shape[2]))
+    lengths = [_check_mix(name, mix, q, heads) for name, mix, heads in mixes if mix is not None]
+    slots = min(lengths) if lengths else -1
+    chosen = choose_backend(backend, q)
+    if starts is not None:
+        check_starts_form(starts, q)
+        starts = row_starts(starts, q.shape[1], k.shape[1], slots)
+    elif 0 <= slots < k.shape[1]:
+        raise ValueError(f"{k.shape[1]} positions, but the mixes have only {slots} slots; pass longer mixes, or starts that keep each query to {slots}")
+    if activation == "softmax" and mix1 is None and mix2 is None and chosen.name != "reference":
+        return fused_softmax(q, k, v, starts)
+    return chosen.run(q, k, v, mix1, mix2, starts, activation=activation, layout=layout, eps=eps)
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor, activation: str) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 4:
+            raise ValueError(f"{name} has shape {list(x.shape)}; it must be [batch, positions, heads, width]")
+        if 0 in x.shape:
+            raise ValueError(f"{name} has shape {list(x.shape)}; no dimension may be empty")
+        if x.device != q.device:
+            raise ValueError(f"{name} is on {x.device}, q on {q.device}; all tensors must be on one device")
+    if k.shape[0] != q.shape[0] or k.shape[2:] != q.shape[2:]:
+        raise ValueError(f"k has shape {list(k.shape)}; it must agree with q {list(q.shape)} in batch, heads and width")
+    if v.shape[:2] != k.shape[:2]:
+        raise ValueError(f"v has shape {list(v.shape)}; it must agree with k {list(k.shape)} in batch and positions")
+    if q.shape[1] > k.shape[1]:
+        raise ValueError(f"{q.shape[1]} queries for {k.shape[1]} keys; the queries are the last positions, so Tq <= Tk")
+    branches = 2 if activation == "glu" else 1
+    if q.shape[2] != branches * v.shape[2]:
+        raise ValueError(f"q has {q.shape[2]} heads and v has {v.shape[2]}; activation {activation!r} needs {branches} x as many in q and k")
+
+
+def _check_dtypes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    if q.dtype not in DTYPES:
+        raise ValueError(f"q is {q.dtype}; allowed: {', '.join(map(str, DTYPES))}")
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype != q.dtype:
+            raise ValueError(f"{name} is {x.dtype}, q is {q.dtype}; q, k and v must have one dtype")
+
+
+def _check_mix(name: str, mix: Mix, q: Tensor, heads: int) -> int:
+    """The number of slots of a well-formed mix."""
+    shapes = {field: x.dim() for field, x in zip(Mix._fields, mix, strict=True)}
+    if shapes != {"diag": 2, "left": 3, "right": 3, "gate": 4}:
+        raise ValueError(f"{name} has ranks {shapes}; it must be Mix(diag=[H, L], left=[H, L, r], right=[H, L, r], gate=[B, Tq, H, r])")
+    slots, rank = mix.left.shape[1:]
+    expected = {"diag": (heads, slots), "left": (heads, slots, rank), "right": (heads, slots, rank), "gate": (*q.shape[:2], heads, rank)}
+    for field, x in zip(Mix._fields, mix, strict=True):
+        if tuple(x.shape) != expected[field]:
+            raise ValueError(f"{name}.{field} has shape {list(x.shape)}; it must be {list(expected[field])}")
+        if x.device != q.device:
+            raise ValueError(f"{name}.{field} is on {x.device}, q on {q.device}; all tensors must be on one device")
+        allowed = {q.dtype, torch.promote_types(q.dtype, torch.float32)}  # parameters may stay in float32 beside half precision
+        if x.dtype not in allowed:
+            raise ValueError(f"{name}.{field} is {x.dtype}, q is {q.dtype}; allowed: {', '.join(sorted(map(str, allowed)))}")
+    return slots
+

@@ -1,0 +1,251 @@
+"""Backend "blocked": row blocks of scores in plain PyTorch, mixed in place, with a backward that recomputes them.
+
+Memory is O(T): the forward keeps q, k, v, the gates, the output and 1/rho; the backward walks the same blocks again.
+1/rho is applied to the output row instead of the scores, since relu(c h) = c relu(h) for c > 0 and all that follows is
+linear. Half precision is stored, float32 is computed.
+
+Shapes: B batch, H heads, G branches (H, or 2 H for "glu"), Tq queries, Tk keys, M queries of one block, n keys of one
+block, Dk, Dv widths, L slots, r rank. Inside, heads come first: [G, B, T, D], so that one GEMM per head mixes a whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hypermlp.ops.block import ScoreBlock
+
+MIN_ROWS, MAX_ROWS = 32, 128  # rows of a block, where the sequence is long enough
+MAX_CELLS = {"cpu": 1 << 21}  # scores in one buffer: near the cache on a CPU,
+DEFAULT_MAX_CELLS = 1 << 25  # enough work per call elsewhere
+
+
+class _Mixer:
+    """One mix as the blocks want it: heads first, rows newest last in layout "lag", zero rows where the slots run out."""
+
+    def __init__(self, diag: Tensor, left: Tensor, right: Tensor, gate: Tensor, *, slots: int, layout: str, dtype: torch.dtype):
+        self.newest_last = layout == "lag"
+        self.slots = slots
+        self.scale = 1 + self._rows(diag[:, :, None], dtype).mT  # [G, 1, slots]
+        self.left, self.right = self._rows(left, dtype), self._rows(right, dtype)  # [G, slots, r]
+        self.gate = gate.to(dtype).permute(2, 0, 1, 3).contiguous()  # [G, B, Tq, r]
+
+    def _rows(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+        rows = parameter[:, : self.slots].to(dtype)
+        rows = F.pad(rows, (0, 0, 0, self.slots - rows.shape[1]))
+        return rows.flip(1) if self.newest_last else rows
+
+    def window(self, block: ScoreBlock) -> slice:
+        """The rows of the parameters that meet this block."""
+        return slice(self.slots - block.columns, None) if self.newest_last else slice(block.columns)
+
+    def gates(self, block: ScoreBlock) -> Tensor:
+        return self.gate[:, :, block.queries].flatten(1, 2)  # [G, B * M, r]
+
+    def apply_(self, block: ScoreBlock, buffer: Tensor, *, transpose: bool = False) -> Tensor:
+        """buffer ← buffer R (or Rᵀ), masked. Returns buffer · left (or right), ``[G, B * M, r]``."""
+        left, right = (self.right, self.left) if transpose else (self.left, self.right)
+        window, values = self.window(block), block.aligned(buffer)
+        inner = torch.bmm(values, left[:, window])
+        low_rank = torch.bmm(inner * self.gates(block), right[:, window].mT)
+        torch.addcmul(low_rank, values, self.scale[:, :, window], out=values)
+        block.store_aligned(buffer, values)
+        block.mask_(buffer, aligned_write=True)
+        return inner
+
+
+class _MixerGrad:
+    """Gradients of one mix, accumulated block by block in the mixer's own row order."""
+
+    def __init__(self, mixer: _Mixer):
+        self.mixer = mixer
+        self.diag = torch.zeros_like(mixer.scale)
+        self.left, self.right = torch.zeros_like(mixer.left), torch.zeros_like(mixer.right)
+        self.gate = torch.zeros_like(mixer.gate)
+
+    def apply_(self, block: ScoreBlock, before: Tensor, inner: Tensor, grad: Tensor) -> None:
+        """grad, of ``before`` R, ← grad of ``before``; ``inner`` is ``before`` · left. The parameters' gradients add up."""
+        mixer, window = self.mixer, self.mixer.window(block)
+        before_rows, grad_rows, gates = block.aligned(before), block.aligned(grad), mixer.gates(block)
+        self.diag[:, :, window] += (before_rows * grad_rows).sum(1, keepdim=True)
+        self.right[:, window].baddbmm_(grad_rows.mT, inner * gates)
+        grad_inner = mixer.apply_(block, grad, transpose=True)
+        self.left[:, window].baddbmm_(before_rows.mT, grad_inner * gates)
+        self.gate[:, :, block.queries] = (grad_inner * inner).unflatten(1, (block.batch, block.rows))
+
+    def result(self, diag: Tensor, left: Tensor, right: Tensor, gate: Tensor) -> list[Tensor]:
+        """In the order, shapes and dtypes of the parameters."""
+        grads = (self._rows(self.diag.mT, diag).squeeze(-1), self._rows(self.left, left), self._rows(self.right, right))
+        return [*grads, self.gate.permute(1, 2, 0, 3).to(gate.dtype).contiguous()]
+
+    def _rows(self, grad: Tensor, parameter: Tensor) -> Tensor:
+        rows = (grad.flip(1) if self.mixer.newest_last else grad)[:, : parameter.shape[1]].to(parameter.dtype)
+        return F.pad(rows, (0, 0, 0, parameter.shape[1] - rows.shape[1])).contiguous()
+
+
+class _Problem:
+    """One call in the order of the blocks: what forward and backward share."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, mixes: list[Tensor | None], starts: Tensor | None, activation: str, layout: str, eps: float):
+        self.dtype = torch.promote_types(q.dtype, torch.float32)
+        self.batch, self.heads, self.branches = q.shape[0], v.shape[2], q.shape[2]
+        self.num_queries, self.num_keys = q.shape[1], k.shape[1]
+        self.activation, self.layout, self.eps, self.starts = activation, layout, eps, starts
+        self.score_scale = q.shape[3] ** -0.5 if activation == "softmax" else 1.0
+        self.q, self.k, self.v = (self.heads_first(x) for x in (q, k, v))
+        diag2, left2, right2, gate2 = mixes[4:]
+        self.mix1 = self._mixer(*mixes[:4])
+        self.mix2 = self._mixer(diag2, right2, left2, gate2)  # R2 enters transposed
+
+    def _mixer(self, diag: Tensor | None, left: Tensor | None, right: Tensor | None, gate: Tensor | None) -> _Mixer | None:
+        if diag is None or left is None or right is None or gate is None:
+            return None
+        return _Mixer(diag, left, right, gate, slots=self.num_keys, layout=self.layout, dtype=self.dtype)
+
+    def heads_first(self, x: Tensor) -> Tensor:
+        """``[B, T, H, D] -> [H * B, T, D]``"""
+        return x.to(self.dtype).permute(2, 0, 1, 3).flatten(0, 1).contiguous()
+
+    def tokens_first(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """``[H * B, T, D] -> [B, T, H, D]``"""
+        return x.unflatten(0, (-1, self.batch)).permute(1, 2, 0, 3).to(dtype).contiguous()
+
+    def blocks(self) -> Iterator[ScoreBlock]:
+        rows = self._rows_per_block()
+        offset = self.num_keys - self.num_queries
+        oldest = None if self.starts is None else self.starts.amin(0).tolist()
+        for first in range(0, self.num_queries, rows):
+            queries = range(first, min(first + rows, self.num_queries))
+            first_key = 0 if oldest is None else min(oldest[first], offset + first)  # at least one column, even if none is visible
+            yield ScoreBlock(
+                queries, offset=offset, batch=self.batch, layout=self.layout, starts=self.starts, first_key=first_key, device=self.q.device
+            )
+
+    def _rows_per_block(self) -> int:
+        """At most MAX_ROWS, few enough to fit MAX_CELLS and to waste little on the future in a short sequence."""
+        cells = MAX_CELLS.get(self.q.device.type, DEFAULT_MAX_CELLS)
+        fitting = cells // (self.branches * self.batch * self.num_keys)
+        return max(1, min(MAX_ROWS, max(MIN_ROWS, min(fitting, self.num_queries // 4) // 16 * 16)))
+
+    def scores(self, block: ScoreBlock) -> Tensor:
+        buffer = block.empty(self.branches, self.q)
+        block.ordinary(buffer).copy_(torch.bmm(self.q[:, block.queries], self.k[:, block.keys].mT))
+        if self.score_scale != 1.0:
+            buffer.mul_(self.score_scale)
+        return block.mask_(buffer)
+
+    def activate(self, block: ScoreBlock, scores: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The activation in a new buffer, zero where the scores are masked, not yet divided by rho; and softplus(scale) of "glu"."""
+        if self.activation == "relu":
+            return scores.relu(), None
+        if self.activation == "glu":
+            # softplus is linear to the last bit of float64 beyond 40
+            strength = F.softplus(scores[self.heads :], threshold=40)
+            return scores[: self.heads].relu().mul_(strength), strength
+        weights = block.mask_(scores.clone(), torch.finfo(self.dtype).min)
+        rows = block.ordinary(weights)
+        rows.copy_(rows.softmax(-1))
+        return block.mask_(weights), None
+
+    def inverse_norm(self, block: ScoreBlock, scores: Tensor) -> Tensor:
+        """1 / rho, ``[H * B, M, 1]``; 1 for softmax."""
+        rows = block.ordinary(scores[: self.heads])
+        if self.activation == "softmax":
+            return torch.ones_like(rows[:, :, :1])
+        return torch.linalg.vector_norm(rows, dim=-1, keepdim=True).square_().add_(self.eps).rsqrt_()
+
+    def activate_backward(
+        self, block: ScoreBlock, scores: Tensor, weights: Tensor, strength: Tensor | None, grad: Tensor, norm_grad: Tensor
+    ) -> Tensor:
+        """Gradient of the scores from ``grad``, that of the activation. ``norm_grad`` is -<do, o> / rho², one per row."""
+        if self.activation == "softmax":
+            rows, grad_rows = block.ordinary(weights), block.ordinary(grad)
+            grad_rows.sub_((rows * grad_rows).sum(-1, keepdim=True)).mul_(rows)
+            return block.mask_(grad)
+        if strength is None:
+            result = torch.ops.aten.threshold_backward(grad, scores, 0)
+        else:
+            gate, scale = scores[: self.heads], scores[self.heads :]
+            result = torch.empty_like(scores)
+            torch.mul(grad, gate.relu(), out=result[self.heads :]).mul_(torch.sigmoid(scale))
+            torch.ops.aten.threshold_backward.grad_input(grad.mul_(strength), gate, 0, grad_input=result[: self.heads])
+        block.ordinary(result[: self.heads]).addcmul_(block.ordinary(scores[: self.heads]), norm_grad)
+        return result
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, mixes: list[Tensor | None], starts: Tensor | None, activation: str, layout: str, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The output ``[B, Tq, H, Dv]`` and 1/rho ``[H * B, Tq, 1]``."""
+    problem = _Problem(q, k, v, mixes, starts, activation, layout, eps)
+    out = problem.v.new_empty(problem.v.shape[0], problem.num_queries, v.shape[3])
+    inverse_norm = problem.v.new_empty(problem.v.shape[0], problem.num_queries, 1)
+    for block in problem.blocks():
+        scores = problem.scores(block)
+        if problem.mix1:
+            problem.mix1.apply_(block, scores)
+        inverse_norm[:, block.queries] = problem.inverse_norm(block, scores)
+        weights, _ = problem.activate(block, scores)
+        if problem.mix2:
+            problem.mix2.apply_(block, weights)
+        out[:, block.queries] = torch.bmm(block.ordinary(weights), problem.v[:, block.keys])
+    return problem.tokens_first(out.mul_(inverse_norm), q.dtype), inverse_norm
+
+
+def backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mixes: list[Tensor | None],
+    out: Tensor,
+    inverse_norm: Tensor,
+    starts: Tensor | None,
+    activation: str,
+    layout: str,
+    eps: float,
+) -> list[Tensor]:
+    """Gradients of q, k, v and of the tensors of the mixes that are there."""
+    problem = _Problem(q, k, v, mixes, starts, activation, layout, eps)
+    grad_out, out = problem.heads_first(grad_out), problem.heads_first(out)
+    norm_grad = (grad_out * out).sum(-1, keepdim=True).mul_(inverse_norm.square()).neg_()
+    grad_out *= inverse_norm
+    grad_q, grad_k, grad_v = torch.empty_like(problem.q), torch.zeros_like(problem.k), torch.zeros_like(problem.v)
+    grad1, grad2 = (mixer and _MixerGrad(mixer) for mixer in (problem.mix1, problem.mix2))
+    for block in problem.blocks():
+        rows, keys = block.queries, block.keys
+        scores = problem.scores(block)
+        if problem.mix1:
+            before1 = scores.clone()
+            inner1 = problem.mix1.apply_(block, scores)
+        weights, strength = problem.activate(block, scores)
+        mixed = weights
+        if problem.mix2:
+            mixed = weights.clone()
+            inner2 = problem.mix2.apply_(block, mixed)
+
+        grad_v[:, keys].baddbmm_(block.ordinary(mixed).mT, grad_out[:, rows])
+        grad = block.empty(problem.heads, problem.q)
+        block.ordinary(grad).copy_(torch.bmm(grad_out[:, rows], problem.v[:, keys].mT))
+        block.mask_(grad)
+        if grad2:
+            grad2.apply_(block, weights, inner2, grad)
+        grad = problem.activate_backward(block, scores, weights, strength, grad, norm_grad[:, rows])
+        if grad1:
+            grad1.apply_(block, before1, inner1, grad)
+        if problem.score_scale != 1.0:
+            grad.mul_(problem.score_scale)
+        grad_q[:, rows] = torch.bmm(block.ordinary(grad), problem.k[:, keys])
+        grad_k[:, keys].baddbmm_(block.ordinary(grad).mT, problem.q[:, rows])
+
+    grads = [problem.tokens_first(g, x.dtype) for g, x in ((grad_q, q), (grad_k, k), (grad_v, v))]
+    if grad1:
+        grads += grad1.result(*mixes[:4])
+    if grad2:
+        diag2, left2, right2, gate2 = mixes[4:]
+        diag, right, left, gate = grad2.result(diag2, right2, left2, gate2)
+        grads += [diag, left, right, gate]
+    return grads

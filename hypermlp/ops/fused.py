@@ -1,0 +1,42 @@
+"""Softmax without mixing is ordinary attention: PyTorch's fused kernel does it.
+
+That kernel knows ``starts`` only as a dense mask, so long sequences go through it in row blocks that the backward
+recomputes; the masks then take O(T) memory.
+
+Shapes: B batch, H heads, Tq queries, Tk keys, D width.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from hypermlp.ops.layout import visible_keys
+
+MAX_MASK_CELLS = 1 << 22
+
+
+def fused_softmax(q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None) -> Tensor:
+    batch, num_queries, num_keys = q.shape[0], q.shape[1], k.shape[1]
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, H, T, D]
+    if starts is None and num_queries in (1, num_keys):
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=num_queries > 1)
+    else:
+        rows = max(1, MAX_MASK_CELLS // (batch * num_keys))
+        blocks = [range(first, min(first + rows, num_queries)) for first in range(0, num_queries, rows)]
+        if len(blocks) == 1:
+            return _masked_rows(blocks[0], q, k, v, starts).transpose(1, 2)
+        out = torch.cat([checkpoint(_masked_rows, rows, q, k, v, starts, use_reentrant=False) for rows in blocks], dim=2)
+    return out.transpose(1, 2)
+
+
+def _masked_rows(rows: range, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None) -> Tensor:
+    num_queries, num_keys = q.shape[2], k.shape[2] - q.shape[2] + rows.stop
+    own_starts = None if starts is None else starts[:, rows.start : rows.stop]
+    visible = visible_keys(own_starts, len(rows), num_keys, q.device)[:, None]  # [B or 1, 1, rows, keys]
+    empty = ~visible.any(-1, keepdim=True)  # softmax over nothing is undefined: let it see something, then drop it
+    k, v = k[:, :, :num_keys], v[:, :, :num_keys]
+    out = F.scaled_dot_product_attention(q[:, :, rows.start : rows.stop], k, v, attn_mask=visible | empty)
+    return out.masked_fill(empty, 0)

@@ -1,0 +1,87 @@
+"""Which keys a query sees, and in which slot it sees them.
+
+Query ``i`` of ``Tq`` stands at position ``p = Tk - Tq + i`` and sees the keys ``start <= j <= p``. A slot numbers them:
+
+    layout "lag":      slot = p - j        slot 0 is the query itself, older keys follow
+    layout "forward":  slot = j - start    slot 0 is the oldest visible key
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+LAYOUTS = ("lag", "forward")
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def query_positions(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
+    return torch.arange(num_keys - num_queries, num_keys, device=device)
+
+
+def check_starts_form(starts: Tensor, like: Tensor) -> None:
+    """Type, shape and device; ``like`` is ``[B, Tq, ...]``. The values are checked by ``row_starts``."""
+    if starts.dtype not in INTEGERS:
+        raise ValueError(f"starts is {starts.dtype}; it must be an integer tensor")
+    if tuple(starts.shape) not in ((like.shape[0],), tuple(like.shape[:2])):
+        raise ValueError(f"starts has shape {list(starts.shape)}; it must be [{like.shape[0]}] or {list(like.shape[:2])}")
+    if starts.device != like.device:
+        raise ValueError(f"starts is on {starts.device}, its queries on {like.device}; they must be on one device")
+
+
+@torch.library.custom_op("hypermlp::row_starts", mutates_args=())
+def row_starts(starts: Tensor, num_queries: int, num_keys: int, max_slots: int) -> Tensor:
+    """First visible position of every query, int64 ``[B, Tq]``, from ``[B]`` or ``[B, Tq]``; raises on impossible values.
+
+    An operator of its own, so that the values are checked when the graph runs, under ``torch.compile`` too.
+    ``max_slots < 0`` means that any number of visible positions is fine.
+    """
+    positions = query_positions(num_queries, num_keys, starts.device)
+    limits = torch.full_like(positions, num_keys) if starts.dim() == 1 else positions + 1
+    rows = (starts[:, None] if starts.dim() == 1 else starts).long()
+    checks = [
+        (rows < 0, "starts must not be negative", "0 <= starts"),
+        (rows > limits, "starts lies beyond its query", "starts <= position + 1 (or <= Tk for starts of shape [B])"),
+    ]
+    if starts.dim() == 2:
+        checks.append((rows.diff(dim=1) < 0, "starts must not decrease along the queries", "starts[:, i] <= starts[:, i + 1]"))
+    if max_slots >= 0:
+        too_long = positions - rows >= max_slots
+        checks.append((too_long, f"starts lets a query see more than {max_slots} positions", f"starts > position - {max_slots}"))
+    for wrong, what, allowed in checks:
+        _raise_where(wrong, what, allowed, rows)
+    return torch.minimum(rows, positions + 1)
+
+
+@row_starts.register_fake
+def _(starts: Tensor, num_queries: int, num_keys: int, max_slots: int) -> Tensor:
+    return starts.new_empty(starts.shape[0], num_queries, dtype=torch.int64)
+
+
+def _raise_where(wrong: Tensor, what: str, allowed: str, values: Tensor) -> None:
+    if wrong.device.type != "cpu":
+        torch._assert_async(~wrong.any(), f"{what}; allowed: {allowed}")  # no device synchronisation
+    elif wrong.any():
+        place = tuple(wrong.nonzero()[0].tolist())
+        shown = tuple(min(i, size - 1) for i, size in zip(place, values.shape, strict=True))
+        raise ValueError(f"{what}: got {values[shown].item()} at index {place}; allowed: {allowed}")
+
+
+def visible_keys(starts: Tensor | None, num_queries: int, num_keys: int, device: torch.device) -> Tensor:
+    """bool ``[B or 1, Tq, Tk]``: does the query see the key?"""
+    position = query_positions(num_queries, num_keys, device)[None, :, None]
+    key = torch.arange(num_keys, device=device)[None, None, :]
+    visible = key <= position
+    return visible if starts is None else visible & (key >= starts[:, :, None])
+
+
+def slot_maps(layout: str, starts: Tensor | None, num_queries: int, num_keys: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """``key_of_slot`` and ``slot_of_key``, int64 ``[B or 1, Tq, Tk]``. Meaningful for visible keys; clamped elsewhere."""
+    position = query_positions(num_queries, num_keys, device)[None, :, None]
+    index = torch.arange(num_keys, device=device)[None, None, :]
+    if layout == "lag":
+        key_of_slot = slot_of_key = position - index
+    else:
+        start = torch.zeros_like(position) if starts is None else starts[:, :, None]
+        key_of_slot, slot_of_key = start + index, index - start
+    return key_of_slot.clamp(0, num_keys - 1), slot_of_key.clamp(0, num_keys - 1)

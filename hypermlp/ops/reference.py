@@ -1,0 +1,99 @@
+"""The definition of the operator: dense, one line per equation, differentiable by autograd. Everything is tested against it.
+
+The paper's symbols: q, k, v; z scores, h pre-activation, a activation, o output; A, B, p, s of R = I + Diag(p) + A Diag(s) Bᵀ.
+
+Shapes: B batch, H heads, i query, j key, n slot, r rank, d width. Scores are [B, H, Tq, slots] in slot order.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hypermlp.ops.layout import slot_maps, visible_keys
+from hypermlp.ops.types import Mix
+
+
+def reference_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mix1: Mix | None,
+    mix2: Mix | None,
+    starts: Tensor | None,
+    *,
+    activation: str,
+    layout: str,
+    eps: float,
+) -> Tensor:
+    """``dense_attention`` with half precision computed in float32."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    mix1, mix2 = (mix and Mix(*(x.to(dtype) for x in mix)) for mix in (mix1, mix2))
+    out = dense_attention(q.to(dtype), k.to(dtype), v.to(dtype), mix1, mix2, starts, activation=activation, layout=layout, eps=eps)
+    return out.to(q.dtype)
+
+
+def dense_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mix1: Mix | None,
+    mix2: Mix | None,
+    starts: Tensor | None,
+    *,
+    activation: str,
+    layout: str,
+    eps: float,
+) -> Tensor:
+    """The equations, in whatever dtype the tensors have."""
+    Tq, Tk = q.shape[1], k.shape[1]
+    visible = visible_keys(starts, Tq, Tk, q.device)[:, None]  # [B, 1, Tq, keys]
+    key_of_slot, slot_of_key = (m[:, None] for m in slot_maps(layout, starts, Tq, Tk, q.device))
+    exists = torch.arange(Tk, device=q.device) < visible.sum(-1, keepdim=True)  # [B, 1, Tq, slots]
+
+    z = _reorder(torch.einsum("bihd,bjhd->bhij", q, k), key_of_slot, exists)
+    h = z if mix1 is None else _masked(_times_R(z, *mix1), exists)
+    if activation == "softmax":
+        a = _masked(_masked(h * q.shape[-1] ** -0.5, exists, torch.finfo(h.dtype).min).softmax(-1), exists)
+    elif activation == "relu":
+        a = F.relu(_l2norm(h, eps))
+    else:
+        h_gate, h_scale = h.chunk(2, dim=1)
+        a = torch.logaddexp(h_scale, torch.zeros_like(h_scale)) * F.relu(_l2norm(h_gate, eps))  # softplus(x) = log(eˣ + 1)
+    w = a if mix2 is None else _times_R_transposed(a, *mix2)
+    return torch.einsum("bhij,bjhd->bihd", _reorder(w, slot_of_key, visible), v)
+
+
+def _times_R(y: Tensor, p: Tensor, A: Tensor, B: Tensor, s: Tensor) -> Tensor:
+    """y R = y + y ⊙ p + ((y A) ⊙ s) Bᵀ"""
+    p, A, B = (_rows(x, y.shape[-1]) for x in (p, A, B))
+    u = torch.einsum("bhin,hnr->bhir", y, A) * s.transpose(1, 2)
+    return y + y * p[:, None, :] + torch.einsum("bhir,hnr->bhin", u, B)
+
+
+def _times_R_transposed(y: Tensor, p: Tensor, A: Tensor, B: Tensor, s: Tensor) -> Tensor:
+    """y Rᵀ = y + y ⊙ p + ((y B) ⊙ s) Aᵀ"""
+    return _times_R(y, p, B, A, s)
+
+
+def _l2norm(h: Tensor, eps: float) -> Tensor:
+    """h / rho, rho = sqrt(‖h‖² + eps) over the slots that exist (the others are zero)"""
+    return h / (h.square().sum(-1, keepdim=True) + eps).sqrt()
+
+
+def _rows(parameter: Tensor, slots: int) -> Tensor:
+    """The first ``slots`` rows; slots beyond the parameters are never visible (validated), zeros stand in for them."""
+    missing = slots - parameter.shape[1]
+    if missing <= 0:
+        return parameter[:, :slots]
+    return torch.cat([parameter, parameter.new_zeros(parameter.shape[0], missing, *parameter.shape[2:])], dim=1)
+
+
+def _reorder(x: Tensor, index: Tensor, keep: Tensor) -> Tensor:
+    return _masked(x.gather(-1, index.expand(x.shape)), keep)
+
+
+def _masked(x: Tensor, keep: Tensor, value: float = 0.0) -> Tensor:
+    return x.masked_fill(~keep, value)
+

@@ -1,0 +1,83 @@
+"""The one writer and reader of result records: JSON files that say what was measured, with what, where and when."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FORMAT = 1
+
+
+def machine() -> dict[str, Any]:
+    """Hardware and versions that a number depends on."""
+    accelerator = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "instruction_set": torch.backends.cpu.get_cpu_capability(),
+        "accelerator": accelerator,
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def new_record(kind: str, settings: dict[str, Any], results: Any) -> dict[str, Any]:
+    from hypermlp import __version__
+
+    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {
+        "format": FORMAT,
+        "kind": kind,
+        "hypermlp": __version__,
+        "created": created,
+        "machine": machine(),
+        "settings": settings,
+        "results": results,
+    }
+
+
+def write_record(path: str | Path, record: dict[str, Any]) -> None:
+    """Written aside and renamed, so that a reader never sees half a file."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump(record, file, indent=2)
+            file.write("\n")
+        os.replace(aside, path)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
+
+
+def read_record(path: str | Path, kind: str | None = None) -> dict[str, Any]:
+    """A record, checked for being one (of this kind)."""
+    try:
+        record = json.loads(Path(path).read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not a record: {error}") from error
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        found = record.get("format") if isinstance(record, dict) else None
+        raise ValueError(f"{path} is not a record of format {FORMAT}: its format is {found!r}")
+    if kind is not None and record["kind"] != kind:
+        raise ValueError(f"{path} is a record of kind {record['kind']!r}; expected {kind!r}")
+    return record

@@ -1,0 +1,109 @@
+"""For tests and benchmarks: random inputs, and comparisons that raise."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hypermlp.ops import Mix
+
+
+class OpInputs(NamedTuple):
+    """Arguments of ``hyper_attention``."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mix1: Mix | None
+    mix2: Mix | None
+
+    def tensors(self) -> list[Tensor]:
+        return [self.q, self.k, self.v, *(self.mix1 or ()), *(self.mix2 or ())]
+
+    def to(self, dtype: torch.dtype) -> OpInputs:
+        """Detached copies in another dtype."""
+        q, k, v = (x.detach().to(dtype, copy=True) for x in (self.q, self.k, self.v))
+        mix1, mix2 = (mix and Mix(*(x.detach().to(dtype, copy=True) for x in mix)) for mix in (self.mix1, self.mix2))
+        return OpInputs(q, k, v, mix1, mix2)
+
+    def requires_grad(self) -> OpInputs:
+        for x in self.tensors():
+            x.requires_grad_()
+        return self
+
+
+def op_inputs(
+    *,
+    batch: int = 2,
+    queries: int = 9,
+    keys: int | None = None,
+    heads: int = 2,
+    qk_dim: int = 4,
+    vo_dim: int = 5,
+    slots: int | None = None,
+    rank: int = 3,
+    activation: str = "glu",
+    mixes: str = "12",
+    dtype: torch.dtype = torch.float64,
+    device: str = "cpu",
+    seed: int = 0,
+) -> OpInputs:
+    """Inputs of the size that a trained layer sees: scores of order one, mixes that matter."""
+    keys = queries if keys is None else keys
+    slots = keys if slots is None else slots
+    generator = torch.Generator().manual_seed(seed)
+    branches = 2 * heads if activation == "glu" else heads
+
+    def normal(*shape: int, scale: float = 1.0) -> Tensor:
+        return (scale * torch.randn(shape, generator=generator, dtype=torch.float64)).to(device, dtype)
+
+    def mix(count: int) -> Mix:
+        left, right = (normal(count, slots, rank, scale=0.3) for _ in range(2))
+        return Mix(normal(count, slots, scale=0.3), left, right, torch.sigmoid(normal(batch, queries, count, rank)))
+
+    return OpInputs(
+        normal(batch, queries, branches, qk_dim, scale=qk_dim**-0.5),
+        normal(batch, keys, branches, qk_dim),
+        normal(batch, keys, heads, vo_dim),
+        mix(branches) if "1" in mixes else None,
+        mix(heads) if "2" in mixes else None,
+    )
+
+
+def randomise_(module: nn.Module, *, seed: int = 0, scale: float = 0.3) -> nn.Module:
+    """Give every parameter a random value, so that no part of a fresh layer hides behind zeros; returns the module."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(scale * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return module
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Largest difference over the largest expected magnitude, in float64; an error for shapes or numbers that cannot be compared."""
+    if actual.shape != expected.shape:
+        raise AssertionError(f"shapes differ: {list(actual.shape)} and {list(expected.shape)}")
+    actual, expected = (x.detach().to("cpu", torch.float64) for x in (actual, expected))
+    if not (torch.isfinite(actual).all() and torch.isfinite(expected).all()):
+        raise AssertionError("not finite: NaN or infinity in the comparison")
+    if expected.numel() == 0:
+        return 0.0
+    largest = expected.abs().max().item()
+    return (actual - expected).abs().max().item() / (largest if largest > 0 else 1.0)
+
+
+def assert_close(actual: Tensor, expected: Tensor, *, tolerance: float, what: str = "result") -> None:
+    """Raise unless the relative error is at most ``tolerance``."""
+    error = relative_error(actual, expected)
+    if not error <= tolerance:
+        raise AssertionError(f"{what}: relative error {error:.3g} exceeds {tolerance:.3g}")
+
+
+def assert_no_worse(actual: Tensor, plain: Tensor, exact: Tensor, *, factor: float = 2.0, what: str = "result") -> None:
+    """Raise unless ``actual`` is as near to ``exact`` as plain PyTorch in that dtype, within ``factor`` (and a few roundings)."""
+    error, allowed = relative_error(actual, exact), factor * relative_error(plain, exact)
+    rounding = 4 * torch.finfo(actual.dtype).eps
+    if not error <= allowed + rounding:
+        raise AssertionError(f"{what}: relative error {error:.3g} exceeds {factor} x plain PyTorch's, {allowed:.3g}")
