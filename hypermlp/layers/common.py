@@ -11,78 +11,82 @@ import torch
 from torch import Tensor
 
 
-def causal_conv_pair(x: Tensor, weight1: Tensor, weight2: Tensor, reach: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def causal_conv_pair(x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Two depthwise causal convolutions of one input: ``y[t] = sum over lags i < K of weight[:, i] * x[t - i]``.
 
     Args:
-        x: ``[B, K - 1 + T, D]``: the T positions and, before them, the K - 1 that came earlier (zeros where none did).
+        x: ``[B, >= T, D]``: the T positions and, before them, as many earlier ones as there are (K - 1 matter; zeros before).
         weight1, weight2: ``[D, K]``, column i for lag i.
+        length: T.
         reach: int ``[B, T]``, how many positions, itself first, each position sees; None for all. 0 gives a zero row.
 
     Returns:
         two tensors ``[B, T, D]`` in the dtype of x.
     """
-    return _conv_pair(x, weight1, weight2, reach)
+    return _conv_pair(x, weight1, weight2, length, reach)
 
 
-def _taps(x: Tensor, kernel: int, reach: Tensor | None, lag: int) -> Tensor:
-    shifted = x[:, kernel - 1 - lag : x.shape[1] - lag]
-    return shifted if reach is None else shifted.masked_fill((reach <= lag)[:, :, None], 0)
+def _tap(lag: int, past: int, reach: Tensor | None) -> tuple[slice, slice, Tensor | None]:
+    """Rows of the output that meet a row of x at this lag, those rows of x (``past`` before the first), and which are hidden."""
+    first = max(0, lag - past)
+    hidden = None if reach is None else (reach[:, first:] <= lag)[:, :, None]
+    return slice(first, None), slice(first + past - lag, -lag or None), hidden
 
 
 @torch.library.custom_op("hypermlp::conv_pair", mutates_args=())
-def _conv_pair(x: Tensor, weight1: Tensor, weight2: Tensor, reach: Tensor | None) -> tuple[Tensor, Tensor]:
-    kernel = weight1.shape[1]
+def _conv_pair(x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None) -> tuple[Tensor, Tensor]:
     dtype = torch.promote_types(x.dtype, weight1.dtype)
-    shape = (x.shape[0], x.shape[1] - kernel + 1, x.shape[2])
-    outs = [x.new_zeros(shape, dtype=dtype) for _ in range(2)]
-    for lag in range(kernel):
-        taps = _taps(x, kernel, reach, lag).to(dtype)
+    outs = [x.new_zeros(x.shape[0], length, x.shape[2], dtype=dtype) for _ in range(2)]
+    for lag in range(min(weight1.shape[1], x.shape[1])):
+        rows, source, hidden = _tap(lag, x.shape[1] - length, reach)
+        tap = x[:, source].to(dtype)
+        tap = tap if hidden is None else tap.masked_fill(hidden, 0)
         for out, weight in zip(outs, (weight1, weight2), strict=True):
-            out.addcmul_(taps, weight[:, lag])
+            out[:, rows].addcmul_(tap, weight[:, lag])
     return outs[0].to(x.dtype), outs[1].to(x.dtype)
 
 
 @_conv_pair.register_fake
-def _(x: Tensor, weight1: Tensor, weight2: Tensor, reach: Tensor | None) -> tuple[Tensor, Tensor]:
-    shape = (x.shape[0], x.shape[1] - weight1.shape[1] + 1, x.shape[2])
+def _(x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None) -> tuple[Tensor, Tensor]:
+    shape = (x.shape[0], length, x.shape[2])
     return x.new_empty(shape), x.new_empty(shape)
 
 
 @torch.library.custom_op("hypermlp::conv_pair_backward", mutates_args=())
 def _conv_pair_backward(
-    grad1: Tensor, grad2: Tensor, x: Tensor, weight1: Tensor, weight2: Tensor, reach: Tensor | None
+    grad1: Tensor, grad2: Tensor, x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    kernel = weight1.shape[1]
     dtype = torch.promote_types(x.dtype, weight1.dtype)
-    grad_x = torch.zeros_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     grads = [grad.to(dtype) for grad in (grad1, grad2)]
-    grad_weights = [torch.zeros_like(weight, dtype=dtype, memory_format=torch.contiguous_format) for weight in (weight1, weight2)]
-    for lag in range(kernel):
-        taps = _taps(x, kernel, reach, lag).to(dtype)
-        weighted = torch.zeros_like(taps)
-        for grad, weight, grad_weight in zip(grads, (weight1, weight2), grad_weights, strict=True):
-            weighted.addcmul_(grad, weight[:, lag])
-            grad_weight[:, lag] = (grad * taps).flatten(0, 1).sum(0)
-        if reach is not None:
-            weighted.masked_fill_((reach <= lag)[:, :, None], 0)
-        grad_x[:, kernel - 1 - lag : x.shape[1] - lag] += weighted
-    return grad_x.to(x.dtype), grad_weights[0].to(weight1.dtype), grad_weights[1].to(weight2.dtype)
+    grad_x, grad_weight1, grad_weight2 = (y.new_zeros(y.shape, dtype=dtype) for y in (x, weight1, weight2))
+    for lag in range(min(weight1.shape[1], x.shape[1])):
+        rows, source, hidden = _tap(lag, x.shape[1] - length, reach)
+        tap = x[:, source].to(dtype)
+        weights = [weight[:, lag] for weight in (weight1, weight2)]
+        if hidden is not None:
+            tap = tap.masked_fill(hidden, 0)
+            weights = [weight * ~hidden for weight in weights]
+        for grad, weight, grad_weight in zip(grads, weights, (grad_weight1, grad_weight2), strict=True):
+            grad_x[:, source].addcmul_(grad[:, rows], weight)
+            grad_weight[:, lag] = (grad[:, rows] * tap).flatten(0, 1).sum(0)
+    return grad_x.to(x.dtype), grad_weight1.to(weight1.dtype), grad_weight2.to(weight2.dtype)
 
 
 @_conv_pair_backward.register_fake
 def _(
-    grad1: Tensor, grad2: Tensor, x: Tensor, weight1: Tensor, weight2: Tensor, reach: Tensor | None
+    grad1: Tensor, grad2: Tensor, x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     return x.new_empty(x.shape), weight1.new_empty(weight1.shape), weight2.new_empty(weight2.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs)
+    x, weight1, weight2, ctx.length, reach = inputs
+    ctx.save_for_backward(x, weight1, weight2, reach)
 
 
 def _backward(ctx: Any, grad1: Tensor, grad2: Tensor) -> tuple[Tensor | None, ...]:
-    return *_conv_pair_backward(grad1, grad2, *ctx.saved_tensors), None
+    x, weight1, weight2, reach = ctx.saved_tensors
+    return *_conv_pair_backward(grad1, grad2, x, weight1, weight2, ctx.length, reach), None, None
 
 
 def _refuse(ctx: Any, *grads: Any) -> None:

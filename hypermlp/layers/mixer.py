@@ -101,16 +101,15 @@ class Mixer(nn.Module):
 
         keys_from = values_from = x
         if config.conv:
-            history = config.conv_kernel - 1
-            extended = nn.functional.pad(x, (0, 0, history, 0)) if state is None else state.conv_inputs(x)
-            keys_from, values_from = causal_conv_pair(extended, self.k_conv, self.v_conv, reach)
+            extended = x if state is None else state.conv_inputs(x)
+            keys_from, values_from = causal_conv_pair(extended, self.k_conv, self.v_conv, x.shape[1], reach)
         q = self.q_proj(x).unflatten(-1, (config.num_branches, config.qk_dim))
         k = self.k_proj(keys_from).unflatten(-1, (config.num_branches, config.qk_dim))
         v = self.v_proj(values_from).unflatten(-1, (config.num_heads, config.vo_dim))
         if config.rope:
             q, k = (rotate(y, positions, config.rope_theta) for y in (q, k))
         if self.q_gate is not None:
-            q = q * torch.sigmoid(self.q_gate(x)).view_as(q)
+            q = q * self.q_gate(x).sigmoid_().view_as(q)
         if state is not None:
             k, v = state.append(k, v)
         mix1 = None if self.mix1 is None else self.mix1(x)
@@ -120,7 +119,7 @@ class Mixer(nn.Module):
         )
         o = o.flatten(2)
         if self.o_gate is not None:
-            o = o * torch.sigmoid(self.o_gate(x))
+            o = o * self.o_gate(x).sigmoid_()
         return self.o_proj(o)
 
     def _check(self, x: Tensor, state: MixerState | None, starts: Tensor | None) -> None:

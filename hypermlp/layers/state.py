@@ -72,12 +72,10 @@ class MixerState:
         return self._keys.append(keys), self._values.append(values)
 
     def conv_inputs(self, x: Tensor) -> Tensor:
-        """``x`` with the inputs that its convolution reaches back to, ``[B, conv_history + T, D]``; remembers ``x``."""
-        past = x.new_zeros(x.shape[0], 0, x.shape[2]) if self.inputs is None else self.inputs
-        missing = max(0, self.conv_history - past.shape[1])
-        reached = past[:, past.shape[1] - self.conv_history + missing :]
-        self.inputs = torch.cat([past, x], dim=1)[:, -(self.conv_history + self.rollback) :]
-        return torch.cat([x.new_zeros(x.shape[0], missing, x.shape[2]), reached, x], dim=1)
+        """``x`` behind the earlier inputs that its convolution reaches back to, ``[B, <= conv_history + T, D]``; remembers ``x``."""
+        known = x if self.inputs is None else torch.cat([self.inputs, x], dim=1)
+        self.inputs = known[:, -(self.conv_history + self.rollback) :]
+        return known[:, -(self.conv_history + x.shape[1]) :]
 
     def last_starts(self) -> Tensor | None:
         """``starts`` of the last position, ``[B]``, with which a caller who gives none goes on; None if none was ever given."""

@@ -26,7 +26,7 @@ from torch import Tensor
 
 
 class ScoreBlock:
-    """Geometry of one row block: allocates its buffers, views them, masks them."""
+    """Geometry of one row block: the shape of its buffers, their views, their mask."""
 
     def __init__(self, queries: range, *, offset: int, batch: int, layout: str, starts: Tensor | None, first_key: int, device: torch.device):
         self.queries = slice(queries.start, queries.stop)
@@ -50,9 +50,9 @@ class ScoreBlock:
             self._slot_of_key = (column - start).clamp(0, self.columns - 1)
             self._missing_slot = column > position - start
 
-    def empty(self, heads: int, like: Tensor) -> Tensor:
-        """A buffer, ``[H, B, cells]``."""
-        return like.new_empty(heads, self.batch, self.rows * self.row_stride)
+    def buffer_shape(self, heads: int) -> tuple[int, int, int]:
+        """``[H, B, cells]``"""
+        return heads, self.batch, self.rows * self.row_stride
 
     def ordinary(self, buffer: Tensor) -> Tensor:
         """View ``[H * B, M, n]``: column j is key ``keys.start + j``."""

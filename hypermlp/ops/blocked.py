@@ -10,6 +10,7 @@ block, Dk, Dv widths, L slots, r rank. Inside, heads come first: [G, B, T, D], s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -23,10 +24,27 @@ MAX_CELLS = {"cpu": 1 << 21}  # scores in one buffer: near the cache on a CPU,
 DEFAULT_MAX_CELLS = 1 << 25  # enough work per call elsewhere
 
 
+class _Scratch:
+    """Named buffers that all blocks of a call share. Fresh pages cost more than the arithmetic on them."""
+
+    def __init__(self, like: Tensor):
+        self.like = like
+        self.buffers: dict[str, Tensor] = {}
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Uninitialised, contiguous; the previous content of that name is lost."""
+        size = math.prod(shape)
+        if name not in self.buffers or self.buffers[name].numel() < size:
+            self.buffers[name] = self.like.new_empty(size)
+        return self.buffers[name][:size].view(shape)
+
+
 class _Mixer:
     """One mix as the blocks want it: heads first, rows newest last in layout "lag", zero rows where the slots run out."""
 
-    def __init__(self, diag: Tensor, left: Tensor, right: Tensor, gate: Tensor, *, slots: int, layout: str, dtype: torch.dtype):
+    def __init__(self, diag: Tensor, left: Tensor, right: Tensor, gate: Tensor, *, slots: int, layout: str, scratch: _Scratch):
+        dtype = scratch.like.dtype
+        self.scratch = scratch
         self.newest_last = layout == "lag"
         self.slots = slots
         self.scale = 1 + self._rows(diag[:, :, None], dtype).mT  # [G, 1, slots]
@@ -50,7 +68,8 @@ class _Mixer:
         left, right = (self.right, self.left) if transpose else (self.left, self.right)
         window, values = self.window(block), block.aligned(buffer)
         inner = torch.bmm(values, left[:, window])
-        low_rank = torch.bmm(inner * self.gates(block), right[:, window].mT)
+        low_rank = self.scratch.get("low rank", values.shape)
+        torch.bmm(inner * self.gates(block), right[:, window].mT, out=low_rank)
         torch.addcmul(low_rank, values, self.scale[:, :, window], out=values)
         block.store_aligned(buffer, values)
         block.mask_(buffer, aligned_write=True)
@@ -70,7 +89,8 @@ class _MixerGrad:
         """grad, of ``before`` R, ← grad of ``before``; ``inner`` is ``before`` · left. The parameters' gradients add up."""
         mixer, window = self.mixer, self.mixer.window(block)
         before_rows, grad_rows, gates = block.aligned(before), block.aligned(grad), mixer.gates(block)
-        self.diag[:, :, window] += (before_rows * grad_rows).sum(1, keepdim=True)
+        product = torch.mul(before_rows, grad_rows, out=mixer.scratch.get("low rank", before_rows.shape))
+        self.diag[:, :, window] += product.sum(1, keepdim=True)
         self.right[:, window].baddbmm_(grad_rows.mT, inner * gates)
         grad_inner = mixer.apply_(block, grad, transpose=True)
         self.left[:, window].baddbmm_(before_rows.mT, grad_inner * gates)
@@ -96,6 +116,7 @@ class _Problem:
         self.activation, self.layout, self.eps, self.starts = activation, layout, eps, starts
         self.score_scale = q.shape[3] ** -0.5 if activation == "softmax" else 1.0
         self.q, self.k, self.v = (self.heads_first(x) for x in (q, k, v))
+        self.scratch = _Scratch(self.q)
         diag2, left2, right2, gate2 = mixes[4:]
         self.mix1 = self._mixer(*mixes[:4])
         self.mix2 = self._mixer(diag2, right2, left2, gate2)  # R2 enters transposed
@@ -103,21 +124,21 @@ class _Problem:
     def _mixer(self, diag: Tensor | None, left: Tensor | None, right: Tensor | None, gate: Tensor | None) -> _Mixer | None:
         if diag is None or left is None or right is None or gate is None:
             return None
-        return _Mixer(diag, left, right, gate, slots=self.num_keys, layout=self.layout, dtype=self.dtype)
+        return _Mixer(diag, left, right, gate, slots=self.num_keys, layout=self.layout, scratch=self.scratch)
 
     def heads_first(self, x: Tensor) -> Tensor:
         """``[B, T, H, D] -> [H * B, T, D]``"""
         return x.to(self.dtype).permute(2, 0, 1, 3).flatten(0, 1).contiguous()
 
-    def tokens_first(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """``[H * B, T, D] -> [B, T, H, D]``"""
-        return x.unflatten(0, (-1, self.batch)).permute(1, 2, 0, 3).to(dtype).contiguous()
+    def tokens_first(self, x: Tensor) -> Tensor:
+        """``[H * B, T, D] -> [B, T, H, D]``, a view"""
+        return x.unflatten(0, (-1, self.batch)).permute(1, 2, 0, 3)
 
     def blocks(self) -> Iterator[ScoreBlock]:
         rows = self._rows_per_block()
         offset = self.num_keys - self.num_queries
         oldest = None if self.starts is None else self.starts.amin(0).tolist()
-        for first in range(0, self.num_queries, rows):
+        for first in reversed(range(0, self.num_queries, rows)):  # the largest first, to size the scratch
             queries = range(first, min(first + rows, self.num_queries))
             first_key = 0 if oldest is None else min(oldest[first], offset + first)  # at least one column, even if none is visible
             yield ScoreBlock(
@@ -130,25 +151,39 @@ class _Problem:
         fitting = cells // (self.branches * self.batch * self.num_keys)
         return max(1, min(MAX_ROWS, max(MIN_ROWS, min(fitting, self.num_queries // 4) // 16 * 16)))
 
-    def scores(self, block: ScoreBlock) -> Tensor:
-        buffer = block.empty(self.branches, self.q)
-        block.ordinary(buffer).copy_(torch.bmm(self.q[:, block.queries], self.k[:, block.keys].mT))
-        if self.score_scale != 1.0:
-            buffer.mul_(self.score_scale)
+    def buffer(self, name: str, block: ScoreBlock, heads: int) -> Tensor:
+        return self.scratch.get(name, block.buffer_shape(heads))
+
+    def copy(self, name: str, source: Tensor) -> Tensor:
+        return self.scratch.get(name, source.shape).copy_(source)
+
+    def product(self, name: str, block: ScoreBlock, rows: Tensor, columns: Tensor) -> Tensor:
+        """rows · columnsᵀ as a masked buffer. A batched GEMM is fast only into contiguous memory, hence the copy."""
+        product = self.scratch.get("low rank", (rows.shape[0], block.rows, block.columns))
+        torch.bmm(rows[:, block.queries], columns[:, block.keys].mT, out=product)
+        buffer = self.buffer(name, block, rows.shape[0] // self.batch)
+        block.ordinary(buffer).copy_(product)
         return block.mask_(buffer)
 
+    def scores(self, block: ScoreBlock) -> Tensor:
+        scores = self.product("scores", block, self.q, self.k)
+        return scores if self.score_scale == 1.0 else scores.mul_(self.score_scale)
+
     def activate(self, block: ScoreBlock, scores: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The activation in a new buffer, zero where the scores are masked, not yet divided by rho; and softplus(scale) of "glu"."""
+        """The activation, zero where the scores are masked, not yet divided by rho; and softplus(scale) of "glu"."""
+        weights = self.buffer("weights", block, self.heads)
+        if self.activation == "softmax":
+            weights = block.mask_(weights.copy_(scores), torch.finfo(self.dtype).min)
+            rows = block.ordinary(weights)
+            rows.copy_(rows.softmax(-1))
+            return block.mask_(weights), None
+        torch.clamp(scores[: self.heads], min=0, out=weights)
         if self.activation == "relu":
-            return scores.relu(), None
-        if self.activation == "glu":
-            # softplus is linear to the last bit of float64 beyond 40
-            strength = F.softplus(scores[self.heads :], threshold=40)
-            return scores[: self.heads].relu().mul_(strength), strength
-        weights = block.mask_(scores.clone(), torch.finfo(self.dtype).min)
-        rows = block.ordinary(weights)
-        rows.copy_(rows.softmax(-1))
-        return block.mask_(weights), None
+            return weights, None
+        strength = self.buffer("strength", block, self.heads)
+        # softplus is linear to the last bit of float64 beyond 40
+        torch.ops.aten.softplus.out(scores[self.heads :], 1, 40, out=strength)
+        return weights.mul_(strength), strength
 
     def inverse_norm(self, block: ScoreBlock, scores: Tensor) -> Tensor:
         """1 / rho, ``[H * B, M, 1]``; 1 for softmax."""
@@ -165,14 +200,14 @@ class _Problem:
             rows, grad_rows = block.ordinary(weights), block.ordinary(grad)
             grad_rows.sub_((rows * grad_rows).sum(-1, keepdim=True)).mul_(rows)
             return block.mask_(grad)
-        if strength is None:
-            result = torch.ops.aten.threshold_backward(grad, scores, 0)
-        else:
-            gate, scale = scores[: self.heads], scores[self.heads :]
-            result = torch.empty_like(scores)
-            torch.mul(grad, gate.relu(), out=result[self.heads :]).mul_(torch.sigmoid(scale))
-            torch.ops.aten.threshold_backward.grad_input(grad.mul_(strength), gate, 0, grad_input=result[: self.heads])
-        block.ordinary(result[: self.heads]).addcmul_(block.ordinary(scores[: self.heads]), norm_grad)
+        result = self.buffer("grad scores", block, self.branches)
+        gate, scale = scores[: self.heads], scores[self.heads :]
+        if strength is not None:
+            torch.sigmoid(scale, out=result[self.heads :])
+            result[self.heads :].mul_(grad).mul_(torch.clamp(gate, min=0, out=weights))
+            grad.mul_(strength)
+        torch.ops.aten.threshold_backward.grad_input(grad, gate, 0, grad_input=result[: self.heads])
+        block.ordinary(result[: self.heads]).addcmul_(block.ordinary(gate), norm_grad)
         return result
 
 
@@ -181,18 +216,19 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """The output ``[B, Tq, H, Dv]`` and 1/rho ``[H * B, Tq, 1]``."""
     problem = _Problem(q, k, v, mixes, starts, activation, layout, eps)
-    out = problem.v.new_empty(problem.v.shape[0], problem.num_queries, v.shape[3])
-    inverse_norm = problem.v.new_empty(problem.v.shape[0], problem.num_queries, 1)
+    out = torch.empty_like(v[:, : q.shape[1]], memory_format=torch.contiguous_format)
+    inverse_norms = problem.v.new_empty(problem.v.shape[0], q.shape[1], 1)
     for block in problem.blocks():
         scores = problem.scores(block)
         if problem.mix1:
             problem.mix1.apply_(block, scores)
-        inverse_norm[:, block.queries] = problem.inverse_norm(block, scores)
+        inverse_norm = inverse_norms[:, block.queries] = problem.inverse_norm(block, scores)
         weights, _ = problem.activate(block, scores)
         if problem.mix2:
             problem.mix2.apply_(block, weights)
-        out[:, block.queries] = torch.bmm(block.ordinary(weights), problem.v[:, block.keys])
-    return problem.tokens_first(out.mul_(inverse_norm), q.dtype), inverse_norm
+        rows = torch.bmm(block.ordinary(weights), problem.v[:, block.keys]).mul_(inverse_norm)
+        out[:, block.queries] = problem.tokens_first(rows)
+    return out, inverse_norms
 
 
 def backward(
@@ -219,18 +255,16 @@ def backward(
         rows, keys = block.queries, block.keys
         scores = problem.scores(block)
         if problem.mix1:
-            before1 = scores.clone()
+            before1 = problem.copy("before1", scores)
             inner1 = problem.mix1.apply_(block, scores)
         weights, strength = problem.activate(block, scores)
         mixed = weights
         if problem.mix2:
-            mixed = weights.clone()
+            mixed = problem.copy("mixed", weights)
             inner2 = problem.mix2.apply_(block, mixed)
 
         grad_v[:, keys].baddbmm_(block.ordinary(mixed).mT, grad_out[:, rows])
-        grad = block.empty(problem.heads, problem.q)
-        block.ordinary(grad).copy_(torch.bmm(grad_out[:, rows], problem.v[:, keys].mT))
-        block.mask_(grad)
+        grad = problem.product("grad weights", block, grad_out, problem.v)
         if grad2:
             grad2.apply_(block, weights, inner2, grad)
         grad = problem.activate_backward(block, scores, weights, strength, grad, norm_grad[:, rows])
@@ -241,7 +275,7 @@ def backward(
         grad_q[:, rows] = torch.bmm(block.ordinary(grad), problem.k[:, keys])
         grad_k[:, keys].baddbmm_(block.ordinary(grad).mT, problem.q[:, rows])
 
-    grads = [problem.tokens_first(g, x.dtype) for g, x in ((grad_q, q), (grad_k, k), (grad_v, v))]
+    grads = [problem.tokens_first(g).to(x.dtype).contiguous() for g, x in ((grad_q, q), (grad_k, k), (grad_v, v))]
     if grad1:
         grads += grad1.result(*mixes[:4])
     if grad2:
