@@ -14,7 +14,6 @@ from hypermlp.config import MixerConfig
 def parameter_table(config: MixerConfig) -> dict[str, int]:
     """Parameters by part; their sum is the layer's."""
     hidden, qk, vo = config.hidden_size, config.qk_width, config.vo_width
-    assert qk is not None and vo is not None
     per_slot = 2 * config.rank + 1  # left, right, diag
 
     def mix(heads: int) -> int:
@@ -40,7 +39,6 @@ def flops_table(config: MixerConfig, queries: int, keys: int | None = None) -> d
         raise ValueError(f"{queries} queries for {keys} keys; allowed: 0 < queries <= keys")
     pairs = queries * (keys - queries) + queries * (queries + 1) // 2  # of a query and a key that it sees
     hidden, qk, vo = config.hidden_size, config.qk_width, config.vo_width
-    assert qk is not None and vo is not None
     return {
         "projections": 2 * queries * 2 * hidden * (qk + vo),
         "conv": 2 * queries * 2 * hidden * config.conv_kernel * config.conv,
@@ -70,6 +68,5 @@ def state_bytes(config: MixerConfig, length: int, *, batch_size: int = 1, dtype:
 
     A ``MixerState`` holds somewhat more: spare capacity, and inputs for a rollback.
     """
-    assert config.qk_width is not None and config.vo_width is not None
     conv_inputs = min(length, config.conv_kernel - 1) * config.hidden_size * config.conv
     return batch_size * dtype.itemsize * (length * (config.qk_width + config.vo_width) + conv_inputs)

@@ -24,10 +24,10 @@ class MixerConfig:
     """Heads; activation "glu" has two score branches per head."""
     activation: str = "glu"
     """"relu", "glu" or "softmax"."""
-    qk_width: int | None = None
-    """Total width of queries and keys, over all heads and branches; None for hidden_size / 4."""
-    vo_width: int | None = None
-    """Total width of values and head outputs; None for hidden_size."""
+    qk_width: int = 0
+    """Total width of queries and keys, over all heads and branches; 0 stands for hidden_size / 4."""
+    vo_width: int = 0
+    """Total width of values and head outputs; 0 stands for hidden_size."""
     rope: bool = False
     """Rotary positions on queries and keys."""
     conv: bool = True
@@ -58,16 +58,26 @@ class MixerConfig:
         _require("layout", self.layout, self.layout in ("lag", "forward"), "'lag' or 'forward'")
         for name in ("eps", "rope_theta", "init_std"):
             _require(name, getattr(self, name), math.isfinite(getattr(self, name)) and getattr(self, name) > 0, "a positive finite number")
-        object.__setattr__(self, "qk_width", self.hidden_size // 4 if self.qk_width is None else self.qk_width)
-        object.__setattr__(self, "vo_width", self.hidden_size if self.vo_width is None else self.vo_width)
+        object.__setattr__(self, "qk_width", self.qk_width or self.hidden_size // 4)
+        object.__setattr__(self, "vo_width", self.vo_width or self.hidden_size)
         self._divides("qk_width", self.num_branches)
         self._divides("vo_width", self.num_heads)
         if self.rope:
-            _require("qk_width", self.qk_width, self.qk_dim % 2 == 0, f"a multiple of {2 * self.num_branches}, since RoPE turns pairs of channels")
+            _require(
+                "qk_width",
+                self.qk_width,
+                self.qk_dim % 2 == 0,
+                f"a multiple of {2 * self.num_branches}, since RoPE turns pairs of channels",
+            )
 
     def _divides(self, name: str, parts: int) -> None:
         width = getattr(self, name)
-        _require(name, width, isinstance(width, int) and width > 0 and width % parts == 0, f"a positive multiple of {parts} ({self.num_heads} heads)")
+        _require(
+            name,
+            width,
+            isinstance(width, int) and width > 0 and width % parts == 0,
+            f"a positive multiple of {parts} ({self.num_heads} heads)",
+        )
 
     @property
     def num_branches(self) -> int:
@@ -77,13 +87,11 @@ class MixerConfig:
     @property
     def qk_dim(self) -> int:
         """Width of one branch."""
-        assert self.qk_width is not None
         return self.qk_width // self.num_branches
 
     @property
     def vo_dim(self) -> int:
         """Width of one head's value."""
-        assert self.vo_width is not None
         return self.vo_width // self.num_heads
 
     @classmethod
@@ -95,7 +103,7 @@ class MixerConfig:
         for name in settings:
             if name not in known:
                 raise ValueError(f"unknown setting {name!r}; allowed: compression, {', '.join(sorted(known))}")
-        chosen = {
+        chosen: dict[str, Any] = {
             "activation": ACTIVATION_OF_BASE[label.base],
             "qk_width": hidden_size // compression if label.rank == "q" else hidden_size,
             "vo_width": hidden_size // compression if label.rank == "v" else hidden_size,

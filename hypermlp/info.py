@@ -46,4 +46,4 @@ def main(args: argparse.Namespace) -> None:
         print(f"\n{title}")
         for name, value in facts[title].items():
             print(f"  {name:<24}{value}")
-    print(f"\nbackend \"auto\" takes: {facts['auto']}")
+    print(f'\nbackend "auto" takes: {facts["auto"]}')

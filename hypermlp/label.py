@@ -1,17 +1,17 @@
 """The paper's labels: ``Base-Features-Rank-Mix``, such as ``G-cg-q-12o``. Grammar, and the paper's 33 rows as data.
 
-    base      S softmax, R relu of the normalised scores, G glu (softplus times relu)
-    features  any of p RoPE, c convolution on the inputs of keys and values, g feature gates, in this order
-    rank      q shrinks the QK side, v the VO side
-    mix       1 mixes before the activation, 2 after it, 12 both; o: slots in lag order
-    !         mixes on top of full width: more parameters than attention
+base      S softmax, R relu of the normalised scores, G glu (softplus times relu)
+features  any of p RoPE, c convolution on the inputs of keys and values, g feature gates, in this order
+rank      q shrinks the QK side, v the VO side
+mix       1 mixes before the activation, 2 after it, 12 both; o: slots in lag order
+!         mixes on top of full width: more parameters than attention
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 BASES = "SRG"
 FEATURES = "pcg"
@@ -50,7 +50,7 @@ class Label:
     @classmethod
     def parse(cls, text: str) -> Label:
         base, *parts = text.removesuffix("!").split("-")
-        found = {"base": base, "full_width": text.endswith("!")}
+        found: dict[str, Any] = {"base": base, "full_width": text.endswith("!")}
         kinds = (("features", FEATURES), ("rank", RANKS), ("mix", "12o"))
         expected = 0
         for part in parts:

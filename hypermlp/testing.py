@@ -81,8 +81,11 @@ def randomise_(module: nn.Module, *, seed: int = 0, scale: float = 0.3) -> nn.Mo
     return module
 
 
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Largest difference over the largest expected magnitude, in float64; an error for shapes or numbers that cannot be compared."""
+def relative_error(actual: Tensor, expected: Tensor, *, floor: float = 0.0) -> float:
+    """Largest difference over the largest expected magnitude (at least ``floor``), in float64.
+
+    An AssertionError for shapes or numbers that cannot be compared.
+    """
     if actual.shape != expected.shape:
         raise AssertionError(f"shapes differ: {list(actual.shape)} and {list(expected.shape)}")
     actual, expected = (x.detach().to("cpu", torch.float64) for x in (actual, expected))
@@ -90,13 +93,13 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
         raise AssertionError("not finite: NaN or infinity in the comparison")
     if expected.numel() == 0:
         return 0.0
-    largest = expected.abs().max().item()
+    largest = max(expected.abs().max().item(), floor)
     return (actual - expected).abs().max().item() / (largest if largest > 0 else 1.0)
 
 
-def assert_close(actual: Tensor, expected: Tensor, *, tolerance: float, what: str = "result") -> None:
+def assert_close(actual: Tensor, expected: Tensor, *, tolerance: float, floor: float = 0.0, what: str = "result") -> None:
     """Raise unless the relative error is at most ``tolerance``."""
-    error = relative_error(actual, expected)
+    error = relative_error(actual, expected, floor=floor)
     if not error <= tolerance:
         raise AssertionError(f"{what}: relative error {error:.3g} exceeds {tolerance:.3g}")
 

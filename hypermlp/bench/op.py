@@ -15,7 +15,7 @@ from hypermlp.bench.measure import Work, gemm_peak, interleaved_medians, peak_by
 from hypermlp.bench.softmax import SoftmaxAttention
 from hypermlp.budget import core_flops, forward_flops
 from hypermlp.layers import Mixer
-from hypermlp.ops import available_backends
+from hypermlp.ops import available_backends, hyper_attention
 from hypermlp.records import new_record, write_record
 from hypermlp.testing import op_inputs, randomise_
 
@@ -99,18 +99,20 @@ class OpBench:
             mixes="1" * config.mix1 + "2" * config.mix2,
             dtype=torch.float32,
         ).requires_grad()
-        from hypermlp.ops import hyper_attention
 
         def ours(_x: Tensor) -> Tensor:
             return hyper_attention(*inputs, activation=config.activation, layout=config.layout, backend=self.backend)
 
-        heads_first: dict[int, list[Tensor]] = {
-            heads: [torch.randn(args.batch, heads, args.length, args.hidden // heads, requires_grad=True) for _ in range(3)]
-            for heads in args.softmax_heads
+        heads_first = {
+            heads: torch.randn(3, args.batch, heads, args.length, args.hidden // heads).unbind(0) for heads in args.softmax_heads
         }
+        for q, k, v in heads_first.values():
+            for x in (q, k, v):
+                x.requires_grad_()
 
         def theirs(heads: int) -> Callable[[Tensor], Tensor]:
-            return lambda _x: F.scaled_dot_product_attention(*heads_first[heads], is_causal=True)
+            q, k, v = heads_first[heads]
+            return lambda _x: F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
         with torch.no_grad():
             grad = torch.randn_like(ours(self.x))
@@ -121,7 +123,7 @@ class OpBench:
             self.row(
                 "core forward+backward",
                 forward_backward(ours, self.x, grad, inputs.tensors()),
-                {h: forward_backward(theirs(h), self.x, softmax_grads[h], heads_first[h]) for h in args.softmax_heads},
+                {h: forward_backward(theirs(h), self.x, softmax_grads[h], list(heads_first[h])) for h in args.softmax_heads},
                 3 * flops,
             ),
         ]
@@ -196,7 +198,10 @@ def main(args: argparse.Namespace) -> None:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     backends = args.backend or [name for name in available_backends() if name != "reference"]
-    print(f"{args.label} against softmax attention, float32, {torch.get_num_threads()} threads; at most {5 * args.seconds:.0f} s per backend", flush=True)
+    print(
+        f"{args.label} against softmax attention, float32, {torch.get_num_threads()} threads; at most {5 * args.seconds:.0f} s per backend",
+        flush=True,
+    )
     rows = [row for backend in backends for row in OpBench(args, backend).run()]
     print(table(rows))
     if args.json:

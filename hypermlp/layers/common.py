@@ -100,12 +100,12 @@ _conv_pair_backward.register_autograd(_refuse)
 def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     """Rotary positions: channel i is turned with channel i + D / 2 by the angle ``position * theta ** (-2 i / D)``.
 
-    ``x`` is ``[B, T, H, D]``, ``positions`` ``[T]``. Scores of turned queries and keys depend on their distance alone.
+    ``x`` is ``[B, T, H, D]``, ``positions`` ``[B or 1, T]``. Scores of turned queries and keys depend on their distance alone.
     """
     half = x.shape[-1] // 2
     dtype = torch.promote_types(x.dtype, torch.float32)
     frequency = theta ** (-torch.arange(half, device=x.device, dtype=dtype) / half)
-    angle = (positions.to(dtype)[:, None] * frequency)[:, None, :]  # [T, 1, D / 2]
+    angle = (positions.to(dtype)[:, :, None] * frequency)[:, :, None, :]  # [B or 1, T, 1, D / 2]
     cos, sin = angle.cos(), angle.sin()
     first, second = x.to(dtype).split(half, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)

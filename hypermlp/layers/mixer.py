@@ -32,7 +32,6 @@ class Mixer(nn.Module):
         self.config = config
         self.backend = "auto"
         hidden, qk, vo = config.hidden_size, config.qk_width, config.vo_width
-        assert qk is not None and vo is not None
         self.q_proj = nn.Linear(hidden, qk, bias=False)
         self.k_proj = nn.Linear(hidden, qk, bias=False)
         self.v_proj = nn.Linear(hidden, vo, bias=False)
@@ -100,14 +99,15 @@ class Mixer(nn.Module):
             x = x.masked_fill((reach < 1)[:, :, None], 0)  # padding: whatever stands there, even NaN, goes no further
 
         keys_from = values_from = x
-        if config.conv:
+        if self.k_conv is not None and self.v_conv is not None:
             extended = x if state is None else state.conv_inputs(x)
             keys_from, values_from = causal_conv_pair(extended, self.k_conv, self.v_conv, x.shape[1], reach)
         q = self.q_proj(x).unflatten(-1, (config.num_branches, config.qk_dim))
         k = self.k_proj(keys_from).unflatten(-1, (config.num_branches, config.qk_dim))
         v = self.v_proj(values_from).unflatten(-1, (config.num_heads, config.vo_dim))
         if config.rope:
-            q, k = (rotate(y, positions, config.rope_theta) for y in (q, k))
+            own_positions = self._positions_in_document(positions, starts, state)
+            q, k = (rotate(y, own_positions, config.rope_theta) for y in (q, k))
         if self.q_gate is not None:
             q = q * self.q_gate(x).sigmoid_().view_as(q)
         if state is not None:
@@ -122,6 +122,21 @@ class Mixer(nn.Module):
             o = o * self.o_gate(x).sigmoid_()
         return self.o_proj(o)
 
+    def _positions_in_document(self, positions: Tensor, starts: Tensor | None, state: MixerState | None) -> Tensor:
+        """Positions counted from the last one that saw only itself: a document's first. ``[B or 1, T]``
+
+        The gate on the turned queries makes scores depend on more than distances, so padding must not shift them.
+        """
+        if starts is None:
+            return positions[None]
+        if state is None or state.starts is None:
+            stream = positions
+        else:
+            starts = state.starts
+            stream = torch.arange(starts.shape[1], device=starts.device)
+        origins = torch.where(starts == stream, stream, 0).cummax(dim=1).values
+        return positions - origins[:, -positions.shape[0] :]
+
     def _check(self, x: Tensor, state: MixerState | None, starts: Tensor | None) -> None:
         weight, max_length = self.q_proj.weight, self.config.max_length
         if x.dim() != 3 or x.shape[-1] != self.config.hidden_size or 0 in x.shape:
@@ -131,7 +146,9 @@ class Mixer(nn.Module):
         if x.dtype != weight.dtype and weight.is_floating_point() and not torch.is_autocast_enabled(x.device.type):
             raise ValueError(f"x is {x.dtype}, the layer {weight.dtype}; cast one of them, or use torch.autocast")
         if state is not None and state.batch_size != x.shape[0]:
-            raise ValueError(f"x has batch size {x.shape[0]}, the state {state.batch_size}; make one with new_state(batch_size={x.shape[0]})")
+            raise ValueError(
+                f"x has batch size {x.shape[0]}, the state {state.batch_size}; make one with new_state(batch_size={x.shape[0]})"
+            )
         if starts is not None:
             check_starts_form(starts, x)
         total = x.shape[1] + (0 if state is None else state.length)

@@ -6,6 +6,7 @@ Shapes: B batch, T positions so far, H heads, Dk, Dv widths, D layer width.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,16 +24,16 @@ class _Rows:
 
     def append(self, new: Tensor) -> Tensor:
         past, total = self.get(), self.length + new.shape[1]
-        if past is None or torch.is_grad_enabled() and (past.requires_grad or new.requires_grad):
-            self.buffer = new if past is None else torch.cat([past, new], dim=1)
+        if past is None or self.buffer is None:
+            self.buffer = new
+        elif torch.is_grad_enabled() and (past.requires_grad or new.requires_grad):
+            self.buffer = torch.cat([past, new], dim=1)
         else:
-            buffer = self.buffer
-            stuck = buffer.requires_grad or buffer.is_inference() and not torch.is_inference_mode_enabled()
-            if stuck or buffer.shape[1] < total:
-                buffer = past.new_empty(past.shape[0], max(64, 2 * total), *past.shape[2:])
-                buffer[:, : self.length] = past
-            buffer[:, self.length : total] = new
-            self.buffer = buffer
+            stuck = self.buffer.requires_grad or (self.buffer.is_inference() and not torch.is_inference_mode_enabled())
+            if stuck or self.buffer.shape[1] < total:
+                self.buffer = past.new_empty(past.shape[0], max(64, 2 * total), *past.shape[2:])
+                self.buffer[:, : self.length] = past
+            self.buffer[:, self.length : total] = new
         self.length = total
         return self.buffer[:, :total]
 
@@ -121,7 +122,7 @@ class MixerState:
         self.length = length
         return self
 
-    def to(self, *args: torch.device | torch.dtype | str, **kwargs: torch.device | torch.dtype | str) -> MixerState:
+    def to(self, *args: Any, **kwargs: Any) -> MixerState:
         """Move or cast, as ``Tensor.to``; ``starts`` stay integers."""
         self._map(lambda x: x.to(*args, **kwargs) if x.is_floating_point() else x)
         if self.starts is not None and self.keys is not None:
@@ -135,5 +136,8 @@ class MixerState:
         return other
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
-        self._keys, self._values = (_Rows(None if rows.buffer is None else change(rows.get())) for rows in (self._keys, self._values))
-        self.inputs, self.starts = (None if x is None else change(x) for x in (self.inputs, self.starts))
+        def changed(x: Tensor | None) -> Tensor | None:
+            return None if x is None else change(x)
+
+        self._keys, self._values = _Rows(changed(self.keys)), _Rows(changed(self.values))
+        self.inputs, self.starts = changed(self.inputs), changed(self.starts)

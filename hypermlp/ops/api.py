@@ -74,7 +74,9 @@ def hyper_attention(
         check_starts_form(starts, q)
         starts = row_starts(starts, q.shape[1], k.shape[1], slots)
     elif 0 <= slots < k.shape[1]:
-        raise ValueError(f"{k.shape[1]} positions, but the mixes have only {slots} slots; pass longer mixes, or starts that keep each query to {slots}")
+        raise ValueError(
+            f"{k.shape[1]} positions, but the mixes have only {slots} slots; pass longer mixes, or starts that keep each query to {slots}"
+        )
     if activation == "softmax" and mix1 is None and mix2 is None and chosen.name != "reference":
         return fused_softmax(q, k, v, starts)
     return chosen.run(q, k, v, mix1, mix2, starts, activation=activation, layout=layout, eps=eps)
@@ -96,7 +98,9 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, activation: str) -> None:
         raise ValueError(f"{q.shape[1]} queries for {k.shape[1]} keys; the queries are the last positions, so Tq <= Tk")
     branches = 2 if activation == "glu" else 1
     if q.shape[2] != branches * v.shape[2]:
-        raise ValueError(f"q has {q.shape[2]} heads and v has {v.shape[2]}; activation {activation!r} needs {branches} x as many in q and k")
+        raise ValueError(
+            f"q has {q.shape[2]} heads and v has {v.shape[2]}; activation {activation!r} needs {branches} x as many in q and k"
+        )
 
 
 def _check_dtypes(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -123,4 +127,3 @@ def _check_mix(name: str, mix: Mix, q: Tensor, heads: int) -> int:
         if x.dtype not in allowed:
             raise ValueError(f"{name}.{field} is {x.dtype}, q is {q.dtype}; allowed: {', '.join(sorted(map(str, allowed)))}")
     return slots
-

@@ -55,7 +55,9 @@ def choose_backend(name: str, q: Tensor) -> Backend:
     backend = BACKENDS[name]
     reason = backend.unavailable() or backend.unsupported(q)
     if reason is not None:
-        raise ValueError(f"backend {name!r} is not available: {reason}. Available here: 'auto', {', '.join(map(repr, available_backends()))}")
+        raise ValueError(
+            f"backend {name!r} is not available: {reason}. Available here: 'auto', {', '.join(map(repr, available_backends()))}"
+        )
     return backend
 
 

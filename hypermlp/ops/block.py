@@ -28,7 +28,9 @@ from torch import Tensor
 class ScoreBlock:
     """Geometry of one row block: the shape of its buffers, their views, their mask."""
 
-    def __init__(self, queries: range, *, offset: int, batch: int, layout: str, starts: Tensor | None, first_key: int, device: torch.device):
+    def __init__(
+        self, queries: range, *, offset: int, batch: int, layout: str, starts: Tensor | None, first_key: int, device: torch.device
+    ):
         self.queries = slice(queries.start, queries.stop)
         self.keys = slice(first_key, offset + queries.stop)  # query i stands at position offset + i
         self.batch, self.rows, self.columns = batch, len(queries), offset + queries.stop - first_key

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hypermlp.ops.block import ScoreBlock
+from hypermlp.ops.types import Mix
 
 MIN_ROWS, MAX_ROWS = 32, 128  # rows of a block, where the sequence is long enough
 MAX_CELLS = {"cpu": 1 << 21}  # scores in one buffer: near the cache on a CPU,
@@ -42,14 +43,14 @@ class _Scratch:
 class _Mixer:
     """One mix as the blocks want it: heads first, rows newest last in layout "lag", zero rows where the slots run out."""
 
-    def __init__(self, diag: Tensor, left: Tensor, right: Tensor, gate: Tensor, *, slots: int, layout: str, scratch: _Scratch):
+    def __init__(self, mix: Mix, *, slots: int, layout: str, scratch: _Scratch):
         dtype = scratch.like.dtype
         self.scratch = scratch
         self.newest_last = layout == "lag"
         self.slots = slots
-        self.scale = 1 + self._rows(diag[:, :, None], dtype).mT  # [G, 1, slots]
-        self.left, self.right = self._rows(left, dtype), self._rows(right, dtype)  # [G, slots, r]
-        self.gate = gate.to(dtype).permute(2, 0, 1, 3).contiguous()  # [G, B, Tq, r]
+        self.scale = 1 + self._rows(mix.diag[:, :, None], dtype).mT  # [G, 1, slots]
+        self.left, self.right = self._rows(mix.left, dtype), self._rows(mix.right, dtype)  # [G, slots, r]
+        self.gate = mix.gate.to(dtype).permute(2, 0, 1, 3).contiguous()  # [G, B, Tq, r]
 
     def _rows(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
         rows = parameter[:, : self.slots].to(dtype)
@@ -68,7 +69,7 @@ class _Mixer:
         left, right = (self.right, self.left) if transpose else (self.left, self.right)
         window, values = self.window(block), block.aligned(buffer)
         inner = torch.bmm(values, left[:, window])
-        low_rank = self.scratch.get("low rank", values.shape)
+        low_rank = self.scratch.get("temporary", values.shape)
         torch.bmm(inner * self.gates(block), right[:, window].mT, out=low_rank)
         torch.addcmul(low_rank, values, self.scale[:, :, window], out=values)
         block.store_aligned(buffer, values)
@@ -89,17 +90,18 @@ class _MixerGrad:
         """grad, of ``before`` R, ← grad of ``before``; ``inner`` is ``before`` · left. The parameters' gradients add up."""
         mixer, window = self.mixer, self.mixer.window(block)
         before_rows, grad_rows, gates = block.aligned(before), block.aligned(grad), mixer.gates(block)
-        product = torch.mul(before_rows, grad_rows, out=mixer.scratch.get("low rank", before_rows.shape))
+        product = torch.mul(before_rows, grad_rows, out=mixer.scratch.get("temporary", before_rows.shape))
         self.diag[:, :, window] += product.sum(1, keepdim=True)
         self.right[:, window].baddbmm_(grad_rows.mT, inner * gates)
         grad_inner = mixer.apply_(block, grad, transpose=True)
         self.left[:, window].baddbmm_(before_rows.mT, grad_inner * gates)
         self.gate[:, :, block.queries] = (grad_inner * inner).unflatten(1, (block.batch, block.rows))
 
-    def result(self, diag: Tensor, left: Tensor, right: Tensor, gate: Tensor) -> list[Tensor]:
+    def result(self, mix: Mix) -> Mix:
         """In the order, shapes and dtypes of the parameters."""
-        grads = (self._rows(self.diag.mT, diag).squeeze(-1), self._rows(self.left, left), self._rows(self.right, right))
-        return [*grads, self.gate.permute(1, 2, 0, 3).to(gate.dtype).contiguous()]
+        diag = self._rows(self.diag.mT, mix.diag).squeeze(-1)
+        gate = self.gate.permute(1, 2, 0, 3).to(mix.gate.dtype).contiguous()
+        return Mix(diag, self._rows(self.left, mix.left), self._rows(self.right, mix.right), gate)
 
     def _rows(self, grad: Tensor, parameter: Tensor) -> Tensor:
         rows = (grad.flip(1) if self.mixer.newest_last else grad)[:, : parameter.shape[1]].to(parameter.dtype)
@@ -109,7 +111,18 @@ class _MixerGrad:
 class _Problem:
     """One call in the order of the blocks: what forward and backward share."""
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, mixes: list[Tensor | None], starts: Tensor | None, activation: str, layout: str, eps: float):
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mix1: Mix | None,
+        mix2: Mix | None,
+        starts: Tensor | None,
+        activation: str,
+        layout: str,
+        eps: float,
+    ):
         self.dtype = torch.promote_types(q.dtype, torch.float32)
         self.batch, self.heads, self.branches = q.shape[0], v.shape[2], q.shape[2]
         self.num_queries, self.num_keys = q.shape[1], k.shape[1]
@@ -117,14 +130,11 @@ class _Problem:
         self.score_scale = q.shape[3] ** -0.5 if activation == "softmax" else 1.0
         self.q, self.k, self.v = (self.heads_first(x) for x in (q, k, v))
         self.scratch = _Scratch(self.q)
-        diag2, left2, right2, gate2 = mixes[4:]
-        self.mix1 = self._mixer(*mixes[:4])
-        self.mix2 = self._mixer(diag2, right2, left2, gate2)  # R2 enters transposed
+        self.mix1 = mix1 and self._mixer(mix1)
+        self.mix2 = mix2 and self._mixer(transposed(mix2))
 
-    def _mixer(self, diag: Tensor | None, left: Tensor | None, right: Tensor | None, gate: Tensor | None) -> _Mixer | None:
-        if diag is None or left is None or right is None or gate is None:
-            return None
-        return _Mixer(diag, left, right, gate, slots=self.num_keys, layout=self.layout, scratch=self.scratch)
+    def _mixer(self, mix: Mix) -> _Mixer:
+        return _Mixer(mix, slots=self.num_keys, layout=self.layout, scratch=self.scratch)
 
     def heads_first(self, x: Tensor) -> Tensor:
         """``[B, T, H, D] -> [H * B, T, D]``"""
@@ -159,7 +169,7 @@ class _Problem:
 
     def product(self, name: str, block: ScoreBlock, rows: Tensor, columns: Tensor) -> Tensor:
         """rows · columnsᵀ as a masked buffer. A batched GEMM is fast only into contiguous memory, hence the copy."""
-        product = self.scratch.get("low rank", (rows.shape[0], block.rows, block.columns))
+        product = self.scratch.get("temporary", (rows.shape[0], block.rows, block.columns))
         torch.bmm(rows[:, block.queries], columns[:, block.keys].mT, out=product)
         buffer = self.buffer(name, block, rows.shape[0] // self.batch)
         block.ordinary(buffer).copy_(product)
@@ -211,11 +221,16 @@ class _Problem:
         return result
 
 
+def transposed(mix: Mix) -> Mix:
+    """The mix with Rᵀ for R."""
+    return mix._replace(left=mix.right, right=mix.left)
+
+
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, mixes: list[Tensor | None], starts: Tensor | None, activation: str, layout: str, eps: float
+    q: Tensor, k: Tensor, v: Tensor, mix1: Mix | None, mix2: Mix | None, starts: Tensor | None, activation: str, layout: str, eps: float
 ) -> tuple[Tensor, Tensor]:
     """The output ``[B, Tq, H, Dv]`` and 1/rho ``[H * B, Tq, 1]``."""
-    problem = _Problem(q, k, v, mixes, starts, activation, layout, eps)
+    problem = _Problem(q, k, v, mix1, mix2, starts, activation, layout, eps)
     out = torch.empty_like(v[:, : q.shape[1]], memory_format=torch.contiguous_format)
     inverse_norms = problem.v.new_empty(problem.v.shape[0], q.shape[1], 1)
     for block in problem.blocks():
@@ -236,32 +251,33 @@ def backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mixes: list[Tensor | None],
+    mix1: Mix | None,
+    mix2: Mix | None,
+    starts: Tensor | None,
     out: Tensor,
     inverse_norm: Tensor,
-    starts: Tensor | None,
     activation: str,
     layout: str,
     eps: float,
 ) -> list[Tensor]:
     """Gradients of q, k, v and of the tensors of the mixes that are there."""
-    problem = _Problem(q, k, v, mixes, starts, activation, layout, eps)
+    problem = _Problem(q, k, v, mix1, mix2, starts, activation, layout, eps)
     grad_out, out = problem.heads_first(grad_out), problem.heads_first(out)
     norm_grad = (grad_out * out).sum(-1, keepdim=True).mul_(inverse_norm.square()).neg_()
-    grad_out *= inverse_norm
+    grad_out = grad_out * inverse_norm
     grad_q, grad_k, grad_v = torch.empty_like(problem.q), torch.zeros_like(problem.k), torch.zeros_like(problem.v)
     grad1, grad2 = (mixer and _MixerGrad(mixer) for mixer in (problem.mix1, problem.mix2))
     for block in problem.blocks():
         rows, keys = block.queries, block.keys
         scores = problem.scores(block)
-        if problem.mix1:
+        if grad1:
             before1 = problem.copy("before1", scores)
-            inner1 = problem.mix1.apply_(block, scores)
+            inner1 = grad1.mixer.apply_(block, scores)
         weights, strength = problem.activate(block, scores)
         mixed = weights
-        if problem.mix2:
+        if grad2:
             mixed = problem.copy("mixed", weights)
-            inner2 = problem.mix2.apply_(block, mixed)
+            inner2 = grad2.mixer.apply_(block, mixed)
 
         grad_v[:, keys].baddbmm_(block.ordinary(mixed).mT, grad_out[:, rows])
         grad = problem.product("grad weights", block, grad_out, problem.v)
@@ -276,10 +292,8 @@ def backward(
         grad_k[:, keys].baddbmm_(block.ordinary(grad).mT, problem.q[:, rows])
 
     grads = [problem.tokens_first(g).to(x.dtype).contiguous() for g, x in ((grad_q, q), (grad_k, k), (grad_v, v))]
-    if grad1:
-        grads += grad1.result(*mixes[:4])
-    if grad2:
-        diag2, left2, right2, gate2 = mixes[4:]
-        diag, right, left, gate = grad2.result(diag2, right2, left2, gate2)
-        grads += [diag, left, right, gate]
+    if grad1 and mix1:
+        grads += grad1.result(mix1)
+    if grad2 and mix2:
+        grads += transposed(grad2.result(transposed(mix2)))
     return grads

@@ -27,13 +27,14 @@ def fused_softmax(q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None) -> Ten
         rows = max(1, MAX_MASK_CELLS // (batch * num_keys))
         blocks = [range(first, min(first + rows, num_queries)) for first in range(0, num_queries, rows)]
         if len(blocks) == 1:
-            return _masked_rows(blocks[0], q, k, v, starts).transpose(1, 2)
-        out = torch.cat([checkpoint(_masked_rows, rows, q, k, v, starts, use_reentrant=False) for rows in blocks], dim=2)
+            out = _masked_rows(blocks[0], q, k, v, starts)
+        else:
+            out = torch.cat([checkpoint(_masked_rows, rows, q, k, v, starts, use_reentrant=False) for rows in blocks], dim=2)
     return out.transpose(1, 2)
 
 
 def _masked_rows(rows: range, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None) -> Tensor:
-    num_queries, num_keys = q.shape[2], k.shape[2] - q.shape[2] + rows.stop
+    num_keys = k.shape[2] - q.shape[2] + rows.stop  # the last one that these rows can see
     own_starts = None if starts is None else starts[:, rows.start : rows.stop]
     visible = visible_keys(own_starts, len(rows), num_keys, q.device)[:, None]  # [B or 1, 1, rows, keys]
     empty = ~visible.any(-1, keepdim=True)  # softmax over nothing is undefined: let it see something, then drop it

@@ -14,14 +14,19 @@ from torch import Tensor
 
 from hypermlp.ops.types import Mix
 
-Mixes = list[Tensor | None]  # diag, left, right, gate of the first mix, then of the second
-Forward = Callable[[Tensor, Tensor, Tensor, Mixes, Tensor | None, str, str, float], tuple[Tensor, Tensor]]
-Backward = Callable[[Tensor, Tensor, Tensor, Tensor, Mixes, Tensor, Tensor, Tensor | None, str, str, float], list[Tensor]]
+# (q, k, v, mix1, mix2, starts, activation, layout, eps) -> out, 1/rho
+Forward = Callable[[Tensor, Tensor, Tensor, Mix | None, Mix | None, Tensor | None, str, str, float], tuple[Tensor, Tensor]]
+# (grad_out, the forward's arguments up to starts, out, 1/rho, activation, layout, eps) -> a gradient for each tensor up to starts
+Backward = Callable[[Tensor, Tensor, Tensor, Tensor, Mix | None, Mix | None, Tensor | None, Tensor, Tensor, str, str, float], list[Tensor]]
 
 DOUBLE_BACKWARD = (
     "hyper_attention has no second derivative in backend {name!r}: gradients of its gradients cannot be computed. "
     "Pass backend='reference', which is differentiable any number of times (and dense: memory grows with Tq * Tk)."
 )
+
+
+def _mix(diag: Tensor | None, left: Tensor | None, right: Tensor | None, gate: Tensor | None) -> Mix | None:
+    return None if diag is None or left is None or right is None or gate is None else Mix(diag, left, right, gate)
 
 
 def register_kernels(name: str, forward: Forward, backward: Backward) -> Callable[..., Tensor]:
@@ -45,9 +50,9 @@ def register_kernels(name: str, forward: Forward, backward: Backward) -> Callabl
         layout: str,
         eps: float,
     ) -> tuple[Tensor, Tensor]:
-        mixes = [diag1, left1, right1, gate1, diag2, left2, right2, gate2]
+        mix1, mix2 = _mix(diag1, left1, right1, gate1), _mix(diag2, left2, right2, gate2)
         with torch.autocast(q.device.type, enabled=False):
-            return forward(q, k, v, mixes, starts, activation, layout, eps)
+            return forward(q, k, v, mix1, mix2, starts, activation, layout, eps)
 
     @forward_op.register_fake
     def _(q: Tensor, k: Tensor, v: Tensor, *_rest: Any) -> tuple[Tensor, Tensor]:
@@ -76,9 +81,9 @@ def register_kernels(name: str, forward: Forward, backward: Backward) -> Callabl
         layout: str,
         eps: float,
     ) -> list[Tensor]:
-        mixes = [diag1, left1, right1, gate1, diag2, left2, right2, gate2]
+        mix1, mix2 = _mix(diag1, left1, right1, gate1), _mix(diag2, left2, right2, gate2)
         with torch.autocast(q.device.type, enabled=False):
-            return backward(grad_out, q, k, v, mixes, out, inverse_norm, starts, activation, layout, eps)
+            return backward(grad_out, q, k, v, mix1, mix2, starts, out, inverse_norm, activation, layout, eps)
 
     @backward_op.register_fake
     def _(grad_out: Tensor, *inputs: Any) -> list[Tensor]:
@@ -101,7 +106,16 @@ def register_kernels(name: str, forward: Forward, backward: Backward) -> Callabl
     backward_op.register_autograd(refuse)
 
     def run(
-        q: Tensor, k: Tensor, v: Tensor, mix1: Mix | None, mix2: Mix | None, starts: Tensor | None, *, activation: str, layout: str, eps: float
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mix1: Mix | None,
+        mix2: Mix | None,
+        starts: Tensor | None,
+        *,
+        activation: str,
+        layout: str,
+        eps: float,
     ) -> Tensor:
         none = (None, None, None, None)
         out, _ = forward_op(q, k, v, *(mix1 or none), *(mix2 or none), starts, activation, layout, eps)

@@ -96,4 +96,3 @@ def _reorder(x: Tensor, index: Tensor, keep: Tensor) -> Tensor:
 
 def _masked(x: Tensor, keep: Tensor, value: float = 0.0) -> Tensor:
     return x.masked_fill(~keep, value)
-

@@ -1,0 +1,64 @@
+"""Convolution and rotary positions against PyTorch's own and against their definition."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hypermlp.layers.common import causal_conv_pair, rotate
+from hypermlp.testing import assert_close
+
+
+def torch_conv(x, weight):
+    """PyTorch's convolution slides the kernel the other way round."""
+    padded = F.pad(x.transpose(1, 2), (weight.shape[1] - 1, 0))
+    return F.conv1d(padded, weight.flip(1)[:, None], groups=x.shape[2]).transpose(1, 2)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 9])
+@pytest.mark.parametrize("kernel", [1, 4])
+def test_convolution_equals_pytorchs(length, kernel):
+    x, w1, w2 = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((2, length, 5), (5, kernel), (5, kernel)))
+    for actual, weight in zip(causal_conv_pair(x, w1, w2, length), (w1, w2), strict=True):
+        expected = torch_conv(x, weight)
+        assert_close(actual, expected, tolerance=1e-12)
+        for a, e in zip(*(torch.autograd.grad(y.square().sum(), [x, weight], retain_graph=True) for y in (actual, expected)), strict=True):
+            assert_close(a, e, tolerance=1e-12)
+
+
+@pytest.mark.parametrize("past", [0, 1, 3, 5])
+def test_earlier_positions_are_seen(past):
+    x, w1, w2 = (torch.randn(*s, dtype=torch.float64) for s in ((2, 9, 5), (5, 4), (5, 4)))
+    full = causal_conv_pair(x, w1, w2, 9)
+    for part, whole in zip(causal_conv_pair(x[:, 4 - min(past, 4) :], w1, w2, 5), full, strict=True):
+        if past >= 3:
+            assert_close(part, whole[:, 4:], tolerance=1e-12)
+        assert_close(part[:, 3 - min(past, 3) :], whole[:, 4 + 3 - min(past, 3) :], tolerance=1e-12)
+
+
+@pytest.mark.parametrize("reach", [None, torch.tensor([[1, 2, 3, 1, 2], [0, 0, 1, 2, 3]])])
+def test_gradcheck_and_opcheck(reach):
+    x, w1, w2 = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((2, 7, 2), (2, 4), (2, 4)))
+    assert torch.autograd.gradcheck(lambda x, w1, w2: causal_conv_pair(x, w1, w2, 5, reach), (x, w1, w2))
+    checks = torch.library.opcheck(torch.ops.hypermlp.conv_pair.default, (x, w1, w2, 5, reach))
+    assert set(checks.values()) == {"SUCCESS"}
+
+
+def test_second_derivatives_of_the_convolution_are_refused():
+    x, w1, w2 = (torch.randn(*s, requires_grad=True) for s in ((1, 3, 2), (2, 4), (2, 4)))
+    (grad,) = torch.autograd.grad(causal_conv_pair(x, w1, w2, 3)[0].sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        grad.sum().backward()
+
+
+def test_rotation_keeps_length_and_depends_on_distance_alone():
+    q, k = (torch.randn(1, 1, 1, 8, dtype=torch.float64) for _ in range(2))
+
+    def score(i, j):
+        return (rotate(q, torch.tensor([[i]]), 1e4) * rotate(k, torch.tensor([[j]]), 1e4)).sum()
+
+    assert_close(score(7, 3), score(107, 103), tolerance=1e-10)
+    assert abs(score(7, 3) - score(7, 4)) > 1e-3
+    assert_close(rotate(q, torch.tensor([[9]]), 1e4).norm(), q.norm(), tolerance=1e-12)
+    assert_close(rotate(q, torch.tensor([[0]]), 1e4), q, tolerance=0)
+    expected = q[..., 0] * torch.cos(torch.tensor(5.0, dtype=torch.float64)) - q[..., 4] * torch.sin(torch.tensor(5.0, dtype=torch.float64))
+    assert_close(rotate(q, torch.tensor([[5]]), 1e4)[..., 0], expected, tolerance=1e-12)

@@ -1,0 +1,101 @@
+"""The layer as a module: construction, initialisation, errors, compile, autocast."""
+
+import pytest
+import torch
+
+from hypermlp import HyperGLU, HyperMLP, Mixer, MixerConfig
+from hypermlp.layers import build_mixer
+from hypermlp.testing import assert_close
+
+
+def test_defaults_are_the_papers():
+    for layer, label in ((HyperMLP(64, 32), "R-cg-q-12o"), (HyperGLU(hidden_size=64, max_length=32), "G-cg-q-12o")):
+        assert layer.config == MixerConfig.from_label(label, hidden_size=64, max_length=32)
+        assert (layer.config.num_heads, layer.config.rank, layer.config.qk_width) == (2, 16, 16)
+
+
+def test_build_mixer_takes_labels_and_settings():
+    layer = build_mixer("R-cg-q-12o", hidden_size=64, max_length=8, rank=4, compression=8)
+    assert (layer.config.qk_width, layer.config.rank) == (8, 4)
+    with pytest.raises(ValueError, match="label 'transformer'"):
+        build_mixer("transformer", hidden_size=64, max_length=8)
+
+
+def test_initialisation_is_the_papers():
+    layer = HyperGLU(256, 128)
+    for name, parameter in layer.named_parameters():
+        if name.endswith(("bias", "diag")):
+            assert (parameter == 0).all(), name
+        else:
+            assert abs(parameter.std().item() - 0.02) < 0.003, name
+            assert abs(parameter.mean().item()) < 0.003, name
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda layer: layer(torch.zeros(2, 16)), r"x has shape \[2, 16\]; it must be \[batch, positions, 16\]"),
+        (lambda layer: layer(torch.zeros(2, 3, 8)), "x has shape"),
+        (lambda layer: layer(torch.zeros(2, 0, 16)), "none empty"),
+        (lambda layer: layer(torch.zeros(1, 9, 16)), "9 positions, but max_length is 8; build the layer with a larger max_length"),
+        (lambda layer: layer(torch.zeros(1, 9, 16), starts=torch.tensor([0])), "see more than 8 positions"),
+        (lambda layer: layer(torch.zeros(1, 3, 16), starts=torch.tensor([5])), "beyond its query: got 5"),
+        (lambda layer: layer(torch.zeros(1, 3, 16), starts=torch.tensor([[0.0]])), "integer"),
+        (lambda layer: layer(torch.zeros(1, 3, 16), starts=torch.tensor([[0]])), r"must be \[1\] or \[1, 3\]"),
+        (lambda layer: layer(torch.zeros(1, 3, 16, dtype=torch.float64)), "x is torch.float64, the layer torch.float32"),
+        (lambda layer: layer(torch.zeros(1, 3, 16, device="meta")), "x is on meta, the layer on cpu"),
+        (lambda layer: layer(torch.zeros(1, 3, 16), state=layer.new_state(2)), "x has batch size 1, the state 2"),
+        (lambda layer: layer.new_state(0), "batch_size is 0"),
+    ],
+)
+def test_bad_input_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(HyperGLU(16, 8, rank=2))
+
+
+def test_a_refused_call_leaves_the_state_alone():
+    layer, x = HyperGLU(16, 8, rank=2), torch.randn(1, 9, 16)
+    state = layer.new_state(1)
+    layer(x[:, :5], state=state)
+    expected = layer(x[:, :6])[:, 5:]
+    for bad in ({"starts": torch.tensor([-1])}, {"starts": torch.tensor([[2, 1, 1, 1]])}, {}):
+        with pytest.raises(ValueError, match=r"starts|max_length"):
+            layer(x[:, 5:], state=state, **bad)
+        assert state.length == 5
+    assert_close(layer(x[:, 5:6], state=state), expected, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("label", ["G-cg-q-12o", "R-12!", "S-p"])
+def test_compiles_whole(label):
+    layer, x = build_mixer(label, hidden_size=16, max_length=12, rank=2), torch.randn(2, 10, 16, requires_grad=True)
+    compiled = torch.compile(layer, fullgraph=True)
+    for starts in (None, torch.tensor([0, 4])):
+        eager, fast = layer(x, starts=starts), compiled(x, starts=starts)
+        assert_close(fast, eager, tolerance=1e-5)
+        for a, e in zip(*(torch.autograd.grad(y.square().sum(), [x, *layer.parameters()]) for y in (fast, eager)), strict=True):
+            assert_close(a, e, tolerance=1e-4)
+
+
+def test_autocast_trains_in_bfloat16():
+    layer, x = HyperGLU(32, 12), torch.randn(2, 10, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = layer(x)
+        state = layer.new_state(2)
+        chunks = torch.cat([layer(x[:, :6], state=state), layer(x[:, 6:], state=state)], dim=1)
+    assert out.dtype == torch.bfloat16
+    assert_close(out, layer(x), tolerance=0.05)
+    assert_close(chunks, out, tolerance=0.05)
+    out.float().sum().backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in layer.parameters())
+
+
+def test_state_dict_round_trip():
+    layer, x = HyperGLU(16, 12), torch.randn(2, 10, 16)
+    other = HyperGLU(16, 12)
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other(x), layer(x))
+
+
+def test_any_label_can_have_other_heads_and_widths():
+    layer = Mixer.from_label("S-p", hidden_size=24, max_length=8, num_heads=4, qk_width=16)
+    assert layer(torch.randn(1, 8, 24)).shape == (1, 8, 24)

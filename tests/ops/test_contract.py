@@ -1,0 +1,189 @@
+"""The contract of the operator, over every backend: outputs and all gradients equal the definition's, whatever the shapes."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hypermlp.ops import Mix, hyper_attention
+from hypermlp.ops.reference import dense_attention
+from hypermlp.testing import OpInputs, assert_close, assert_no_worse, op_inputs
+
+ACTIVATIONS = ("relu", "glu", "softmax")
+MIXES = ("", "1", "2", "12")
+LAYOUTS = ("lag", "forward")
+VARIANTS = [(a, m, lay) for a, m, lay in itertools.product(ACTIVATIONS, MIXES, LAYOUTS) if m or lay == "lag"]
+TIGHT = 1e-10
+
+
+def run(inputs: OpInputs, function=hyper_attention, **settings):
+    """Output, and the gradients of all tensors for a fixed random cotangent."""
+    inputs = inputs.to(inputs.q.dtype).requires_grad()
+    out = function(*inputs, **settings)
+    cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out.dtype)
+    return [out, *torch.autograd.grad(out, inputs.tensors(), cotangent)]
+
+
+def assert_all_close(actual, expected, tolerance=TIGHT):
+    names = ("output", "q", "k", "v", *(f"mix{i}.{field}" for i in (1, 2) for field in Mix._fields))
+    for name, a, e in zip(names, actual, expected, strict=False):
+        # the floor: one visible slot has a normalised score of exactly 1, whose gradient is all cancellation
+        assert_close(a, e, tolerance=tolerance, floor=1e-3, what=name)
+    assert len(actual) == len(expected)
+
+
+def patterns(queries: int, keys: int, batch: int) -> dict[str, torch.Tensor | None]:
+    """Ways to see: everything, padding on the left, packed documents, a window, nothing."""
+    position = torch.arange(keys - queries, keys)
+    return {
+        "all": None,
+        "padding": torch.arange(batch) * 3,
+        "packed": torch.stack([position // (4 + b) * (4 + b) for b in range(batch)]),
+        "window": (position - 4).clamp(min=0).expand(batch, -1),
+        "nothing": (position + 1).expand(batch, -1),
+    }
+
+
+@pytest.mark.parametrize("pattern", patterns(5, 5, 1))
+@pytest.mark.parametrize(("activation", "mixes", "layout"), VARIANTS)
+def test_every_backend_equals_the_reference(backend, activation, mixes, layout, pattern):
+    for queries, keys in ((1, 1), (13, 13), (1, 11), (6, 17), (70, 70)):
+        inputs = op_inputs(queries=queries, keys=keys, activation=activation, mixes=mixes)
+        options = {"activation": activation, "layout": layout, "starts": patterns(queries, keys, 2)[pattern]}
+        if pattern == "padding":
+            options["starts"] = options["starts"].clamp(max=keys)
+        assert_all_close(run(inputs, **options, backend=backend), run(inputs, **options, backend="reference"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("activation", "mixes", "layout"), VARIANTS)
+def test_low_precision_is_no_worse_than_plain_pytorch(backend, activation, mixes, layout, dtype):
+    options = {"activation": activation, "layout": layout}
+    inputs = op_inputs(queries=50, qk_dim=8, vo_dim=8, activation=activation, mixes=mixes, dtype=dtype)
+    exact = run(inputs.to(torch.float64), **options, backend="reference")
+    plain = run(inputs, lambda *a, **o: dense_attention(*a, None, **o, eps=1e-12), **options)
+    for i, (a, p, e) in enumerate(zip(run(inputs, **options, backend=backend), plain, exact, strict=True)):
+        assert a.dtype == dtype
+        assert_no_worse(a, p, e, what=f"tensor {i}")
+
+
+@pytest.mark.parametrize(("activation", "mixes", "layout"), VARIANTS)
+def test_gradients_are_derivatives(backend, activation, mixes, layout):
+    inputs = op_inputs(batch=1, queries=3, keys=4, heads=1, qk_dim=2, vo_dim=2, rank=2, activation=activation, mixes=mixes).requires_grad()
+
+    def function(*tensors):
+        q, k, v, *rest = tensors
+        pairs = [Mix(*rest[i : i + 4]) for i in range(0, len(rest), 4)]
+        mix1 = pairs.pop(0) if "1" in mixes else None
+        mix2 = pairs.pop(0) if "2" in mixes else None
+        return hyper_attention(q, k, v, mix1, mix2, activation=activation, layout=layout, backend=backend)
+
+    assert torch.autograd.gradcheck(function, inputs.tensors())
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_shape_and_any_starts(backend, data):
+    activation, layout = data.draw(st.sampled_from(ACTIVATIONS)), data.draw(st.sampled_from(LAYOUTS))
+    mixes = data.draw(st.sampled_from(MIXES))
+    batch, heads, rank = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3)), data.draw(st.integers(1, 5))
+    keys = data.draw(st.integers(1, 40))
+    queries = data.draw(st.integers(1, keys))
+    rows = []
+    for _ in range(batch):
+        row = sorted(data.draw(st.lists(st.integers(0, keys), min_size=queries, max_size=queries)))
+        rows.append([min(start, keys - queries + i + 1) for i, start in enumerate(row)])
+    starts = data.draw(st.sampled_from([None, torch.tensor(rows)]))
+    span = keys if starts is None else max(keys - queries + i + 1 - s for row in rows for i, s in enumerate(row))
+    slots = data.draw(st.integers(max(1, span), keys + 3))
+    sizes = {"qk_dim": data.draw(st.integers(1, 7)), "vo_dim": data.draw(st.integers(1, 7)), "slots": slots, "rank": rank}
+    inputs = op_inputs(batch=batch, queries=queries, keys=keys, heads=heads, activation=activation, mixes=mixes, **sizes)
+    options = {"activation": activation, "layout": layout, "starts": starts}
+    assert_all_close(run(inputs, **options, backend=backend), run(inputs, **options, backend="reference"))
+
+
+@pytest.mark.parametrize("length", range(1, 18))
+def test_short_lengths_are_finite_even_for_zero_input(backend, length):
+    inputs = op_inputs(queries=length)
+    zero = inputs._replace(q=torch.zeros_like(inputs.q), k=torch.zeros_like(inputs.k))
+    for result in run(zero, backend=backend) + run(inputs, backend=backend):
+        assert torch.isfinite(result).all()
+
+
+def test_rows_that_see_nothing_are_zero_and_receive_no_gradient(backend):
+    for activation in ACTIVATIONS:
+        inputs = op_inputs(queries=8, activation=activation)
+        out, grad_q, grad_k, grad_v, *_ = run(inputs, activation=activation, starts=torch.tensor([3, 8]), backend=backend)
+        for result in (out, grad_q, grad_k, grad_v):
+            assert (result[0, :3] == 0).all()
+            assert (result[1] == 0).all()
+            assert (result[0, 3:] != 0).any()
+
+
+def test_a_window_is_a_truncated_history(backend):
+    """The paper's truncation invariance: in lag order older keys beyond the start do not exist."""
+    for layout in LAYOUTS:
+        inputs = op_inputs(queries=1, keys=20)
+        starts = torch.full((2,), 13)
+        short = inputs._replace(k=inputs.k[:, 13:], v=inputs.v[:, 13:])
+        windowed = hyper_attention(*inputs, layout=layout, starts=starts, backend=backend)
+        assert_close(windowed, hyper_attention(*short, layout=layout, backend=backend), tolerance=TIGHT)
+
+
+def test_queries_are_the_last_positions(backend):
+    inputs = op_inputs(queries=21)
+    full = hyper_attention(*inputs, backend=backend)
+    for first in (1, 7, 20):
+        mix1, mix2 = (mix._replace(gate=mix.gate[:, first:]) for mix in (inputs.mix1, inputs.mix2))
+        rest = hyper_attention(inputs.q[:, first:], inputs.k, inputs.v, mix1, mix2, backend=backend)
+        assert_close(rest, full[:, first:], tolerance=TIGHT)
+
+
+def test_batch_composition_does_not_matter(backend):
+    inputs = op_inputs(batch=3, queries=40)
+    full = hyper_attention(*inputs, backend=backend)
+    for b in range(3):
+        q, k, v = (x[b : b + 1] for x in inputs[:3])
+        mix1, mix2 = (mix._replace(gate=mix.gate[b : b + 1]) for mix in inputs[3:])
+        assert_close(hyper_attention(q, k, v, mix1, mix2, backend=backend), full[b : b + 1], tolerance=TIGHT)
+
+
+def test_non_contiguous_inputs(backend):
+    inputs = op_inputs(queries=19)
+    strided = inputs._replace(
+        q=inputs.q.transpose(1, 2).contiguous().transpose(1, 2),
+        k=torch.stack([inputs.k, inputs.k], dim=-1)[..., 0],
+        v=inputs.v.flip(1).flip(1),
+        mix1=Mix(*(x.transpose(0, -1).contiguous().transpose(0, -1) for x in inputs.mix1)),
+    )
+    assert not strided.q.is_contiguous()
+    assert_close(hyper_attention(*strided, backend=backend), hyper_attention(*inputs, backend=backend), tolerance=TIGHT)
+
+
+def test_same_input_same_bits(backend):
+    inputs = op_inputs(queries=150, qk_dim=16, vo_dim=16, rank=8, dtype=torch.float32)
+    for first, second in zip(run(inputs, backend=backend), run(inputs, backend=backend), strict=True):
+        assert torch.equal(first, second)
+
+
+def test_thread_count_does_not_matter(backend):
+    inputs = op_inputs(queries=150)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = run(inputs, backend=backend)
+        torch.set_num_threads(2)
+        two = run(inputs, backend=backend)
+    finally:
+        torch.set_num_threads(threads)
+    assert_all_close(two, one)
+
+
+def test_strong_scores_stay_finite(backend):
+    for activation in ACTIVATIONS:
+        inputs = op_inputs(queries=20, activation=activation, dtype=torch.float32)
+        strong = inputs._replace(q=inputs.q * 1e4, k=inputs.k * 1e4)
+        for result in run(strong, activation=activation, backend=backend):
+            assert torch.isfinite(result).all()

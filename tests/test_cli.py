@@ -1,0 +1,75 @@
+"""The program, as a user calls it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from hypermlp.cli import COMMANDS, main
+from hypermlp.records import read_record
+
+
+def test_help_of_everything_fits_a_screen_and_shows_an_example(capsys):
+    assert main([]) == 0
+    assert main(["--help"]) == 0
+    for name, command in COMMANDS.items():
+        assert name in capsys.readouterr().out or name != next(iter(COMMANDS))
+        with pytest.raises(SystemExit) as stop:
+            main([*name.split(), "--help"])
+        assert stop.value.code == 0
+        text = capsys.readouterr().out
+        assert text.count("\n") <= 40
+        assert command.example in " ".join(text.split())
+
+
+def test_an_unknown_command_fails(capsys):
+    assert main(["nonsense"]) == 2
+    assert "unknown command 'nonsense'" in capsys.readouterr().err
+
+
+def test_info_as_a_program():
+    done = subprocess.run([sys.executable, "-m", "hypermlp", "info", "--json"], capture_output=True, text=True, check=True)
+    facts = json.loads(done.stdout)
+    assert facts["backends"]["reference"] == "available"
+    assert facts["auto"] in facts["backends"]
+
+
+def test_info_for_people(capsys):
+    assert main(["info"]) == 0
+    out = capsys.readouterr().out
+    assert "backends" in out
+    assert "blocked" in out
+
+
+def test_bench_op_writes_a_table_and_a_record(tmp_path, capsys):
+    path = tmp_path / "bench.json"
+    small = ["--batch", "1", "--length", "32", "--hidden", "32", "--softmax-heads", "2", "--rounds", "3", "--json", str(path)]
+    assert main(["bench", "op", *small, "--backend", "blocked"]) == 0
+    out = capsys.readouterr().out
+    rows = read_record(path, "bench-op")["results"]
+    assert [row["what"] for row in rows] == [
+        "core forward",
+        "core forward+backward",
+        "layer forward",
+        "layer forward+backward",
+        "layer decode one token",
+    ]
+    for row in rows:
+        assert row["what"] in out
+        assert row["ratio"] > 0
+        assert row["ours_mib"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--softmax-heads", "5"], "5, which does not divide"),
+        (["--label", "Q"], "label 'Q'"),
+        (["--backend", "nope"], "unknown backend 'nope'"),
+    ],
+)
+def test_bench_op_refuses_bad_arguments(capsys, arguments, message):
+    small = ["--batch", "1", "--length", "8", "--hidden", "32", "--softmax-heads", "2", "--rounds", "3"]
+    assert main(["bench", "op", *small, *arguments]) == 2
+    assert message in capsys.readouterr().err
