@@ -1,4 +1,4 @@
-# Two commands do everything on a fresh machine: `make test`, and (from the first language model on) `make demo`.
+# `make test` does everything on a fresh machine: environment, installation, checks.
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3

@@ -68,5 +68,7 @@ def state_bytes(config: MixerConfig, length: int, *, batch_size: int = 1, dtype:
 
     A ``MixerState`` holds somewhat more: spare capacity, and inputs for a rollback.
     """
+    if length < 0 or batch_size < 1:
+        raise ValueError(f"length is {length}, batch_size {batch_size}; they must be at least 0 and 1")
     conv_inputs = min(length, config.conv_kernel - 1) * config.hidden_size * config.conv
     return batch_size * dtype.itemsize * (length * (config.qk_width + config.vo_width) + conv_inputs)

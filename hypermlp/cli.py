@@ -7,6 +7,8 @@ import importlib
 import sys
 from typing import NamedTuple
 
+from hypermlp import __version__
+
 
 class Command(NamedTuple):
     module: str  # has add_arguments(parser) and main(args)
@@ -32,9 +34,12 @@ def overview() -> str:
 
 def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["--version"]:
+        print(f"hypermlp {__version__}")
+        return 0
     name = next((" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in COMMANDS), None)
     if name is None:
-        asked_for_help = not words or words[0] in ("-h", "--help")
+        asked_for_help = not words or words[-1] in ("-h", "--help")
         if not asked_for_help:
             print(f"hypermlp: unknown command {' '.join(words[:2])!r}", file=sys.stderr)
         print(overview(), file=sys.stdout if asked_for_help else sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,18 +53,24 @@ class MixerConfig:
     """Standard deviation of the initial weights; biases and diagonals start at zero."""
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "max_length", "num_heads", "rank", "conv_kernel"):
-            _require(name, getattr(self, name), isinstance(getattr(self, name), int) and getattr(self, name) > 0, "a positive integer")
-        _require("activation", self.activation, self.activation in ACTIVATION_OF_BASE.values(), "'softmax', 'relu' or 'glu'")
-        _require("layout", self.layout, self.layout in ("lag", "forward"), "'lag' or 'forward'")
+        for name in ("hidden_size", "max_length", "num_heads", "rank", "conv_kernel", "qk_width", "vo_width"):
+            value, least = getattr(self, name), 0 if name.endswith("width") else 1
+            require(name, value, is_integer(value) and value >= least, "a positive integer")
+            object.__setattr__(self, name, int(value))
+        for name in ("rope", "conv", "feature_gates", "mix1", "mix2"):
+            require(name, getattr(self, name), isinstance(getattr(self, name), bool), "True or False")
+        require("activation", self.activation, self.activation in ACTIVATION_OF_BASE.values(), "'softmax', 'relu' or 'glu'")
+        require("layout", self.layout, self.layout in ("lag", "forward"), "'lag' or 'forward'")
         for name in ("eps", "rope_theta", "init_std"):
-            _require(name, getattr(self, name), math.isfinite(getattr(self, name)) and getattr(self, name) > 0, "a positive finite number")
-        object.__setattr__(self, "qk_width", self.qk_width or self.hidden_size // 4)
+            value = getattr(self, name)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            require(name, value, is_number and math.isfinite(value) and value > 0, "a positive finite number")
+        object.__setattr__(self, "qk_width", self.qk_width or divided(self.hidden_size, 4))
         object.__setattr__(self, "vo_width", self.vo_width or self.hidden_size)
         self._divides("qk_width", self.num_branches)
         self._divides("vo_width", self.num_heads)
         if self.rope:
-            _require(
+            require(
                 "qk_width",
                 self.qk_width,
                 self.qk_dim % 2 == 0,
@@ -72,7 +79,7 @@ class MixerConfig:
 
     def _divides(self, name: str, parts: int) -> None:
         width = getattr(self, name)
-        _require(
+        require(
             name,
             width,
             isinstance(width, int) and width > 0 and width % parts == 0,
@@ -98,15 +105,16 @@ class MixerConfig:
     def from_label(cls, label: str | Label, *, hidden_size: int, max_length: int, compression: int = 4, **settings: Any) -> MixerConfig:
         """The configuration of a label. ``compression`` divides the width of the side that q or v shrinks (the paper: 4 or 8)."""
         label = Label.parse(label) if isinstance(label, str) else label
-        _require("compression", compression, isinstance(compression, int) and compression > 0, "a positive integer")
+        require("compression", compression, is_integer(compression) and compression > 0, "a positive integer")
+        require("hidden_size", hidden_size, is_integer(hidden_size) and hidden_size > 0, "a positive integer")
         known = {field.name for field in dataclasses.fields(cls)}
         for name in settings:
             if name not in known:
                 raise ValueError(f"unknown setting {name!r}; allowed: compression, {', '.join(sorted(known))}")
         chosen: dict[str, Any] = {
             "activation": ACTIVATION_OF_BASE[label.base],
-            "qk_width": hidden_size // compression if label.rank == "q" else hidden_size,
-            "vo_width": hidden_size // compression if label.rank == "v" else hidden_size,
+            "qk_width": divided(hidden_size, compression) if label.rank == "q" else hidden_size,
+            "vo_width": divided(hidden_size, compression) if label.rank == "v" else hidden_size,
             "rope": "p" in label.features,
             "conv": "c" in label.features,
             "feature_gates": "g" in label.features,
@@ -120,6 +128,21 @@ class MixerConfig:
         return cls(hidden_size=hidden_size, max_length=max_length, **(chosen | settings))
 
 
-def _require(name: str, value: object, holds: bool, allowed: str) -> None:
+def require(name: str, value: object, holds: bool, allowed: str) -> None:
     if not holds:
         raise ValueError(f"{name} is {value!r}; it must be {allowed}")
+
+
+def is_integer(value: object) -> bool:
+    """Python's or NumPy's, but no bool."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def divided(hidden_size: int, parts: int) -> int:
+    require(
+        "hidden_size",
+        hidden_size,
+        hidden_size % parts == 0,
+        f"a multiple of {parts}, by which a side is compressed (or give qk_width, vo_width)",
+    )
+    return int(hidden_size) // parts

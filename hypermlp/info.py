@@ -11,7 +11,7 @@ from hypermlp import __version__
 from hypermlp.ops.backends import BACKENDS
 from hypermlp.records import machine
 
-OPTIONAL = ("safetensors", "triton", "transformers", "accelerate", "datasets", "lm_eval", "flash-linear-attention", "ray")
+OPTIONAL = ("triton", "transformers", "accelerate", "datasets", "lm_eval", "flash-linear-attention", "ray")
 
 
 def gather() -> dict[str, Any]:

@@ -49,7 +49,11 @@ class Label:
 
     @classmethod
     def parse(cls, text: str) -> Label:
+        if not isinstance(text, str):
+            raise ValueError(f"a label must be a string, got {text!r}; {GRAMMAR}")
         base, *parts = text.removesuffix("!").split("-")
+        if base not in tuple(BASES):
+            raise _error(text, base, f"one of {', '.join(BASES)} as the base")
         found: dict[str, Any] = {"base": base, "full_width": text.endswith("!")}
         kinds = (("features", FEATURES), ("rank", RANKS), ("mix", "12o"))
         expected = 0

@@ -13,6 +13,8 @@ from hypermlp.records import read_record
 def test_help_of_everything_fits_a_screen_and_shows_an_example(capsys):
     assert main([]) == 0
     assert main(["--help"]) == 0
+    assert main(["bench", "--help"]) == 0
+    assert main(["--version"]) == 0
     for name, command in COMMANDS.items():
         assert name in capsys.readouterr().out or name != next(iter(COMMANDS))
         with pytest.raises(SystemExit) as stop:

@@ -1,5 +1,6 @@
 """Contradictions raise; labels set the switches that they stand for."""
 
+import numpy as np
 import pytest
 
 from hypermlp import MixerConfig
@@ -29,6 +30,10 @@ def test_all_labels_fit_the_papers_sizes():
     [
         ({"hidden_size": 0}, "hidden_size is 0; it must be a positive integer"),
         ({"max_length": 2.5}, "max_length is 2.5"),
+        ({"num_heads": True}, "num_heads is True; it must be a positive integer"),
+        ({"hidden_size": 62}, "hidden_size is 62; it must be a multiple of 4"),
+        ({"conv": "off"}, "conv is 'off'; it must be True or False"),
+        ({"qk_width": -4}, "qk_width is -4"),
         ({"num_heads": 3}, "qk_width is 16; it must be a positive multiple of 6"),
         ({"vo_width": 33}, "vo_width is 33; it must be a positive multiple of 2"),
         ({"activation": "gelu"}, "activation is 'gelu'; it must be 'softmax', 'relu' or 'glu'"),
@@ -48,5 +53,14 @@ def test_from_label_refuses_unknown_and_contradicting_settings():
         MixerConfig.from_label("S", hidden_size=64, max_length=8, ranks=3)
     with pytest.raises(ValueError, match="label 'S' already sets rope"):
         MixerConfig.from_label("S", hidden_size=64, max_length=8, rope=True)
+    for compression in (1000, 5):
+        with pytest.raises(ValueError, match=f"hidden_size is 64; it must be a multiple of {compression}"):
+            MixerConfig.from_label("R-cg-q", hidden_size=64, max_length=8, compression=compression)
+    with pytest.raises(ValueError, match="hidden_size is None"):
+        MixerConfig.from_label("S", hidden_size=None, max_length=8)
     with pytest.raises(ValueError, match="compression is 0"):
         MixerConfig.from_label("S", hidden_size=64, max_length=8, compression=0)
+
+
+def test_numpy_integers_are_integers():
+    assert MixerConfig(hidden_size=np.int64(64), max_length=np.int32(8)) == MixerConfig(hidden_size=64, max_length=8)

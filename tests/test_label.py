@@ -43,6 +43,8 @@ def test_every_meaningful_label_round_trips(base, features, rank, mix, lag):
     [
         ("X-c", r"'X' is not allowed there; allowed: one of S, R, G"),
         ("", "'' is not allowed there"),
+        ("-q", "label '-q': '' is not allowed there"),
+        (None, "a label must be a string, got None"),
         ("s-p", "'s' is not allowed"),
         ("S-z", r"'z' is not allowed there; allowed: S\|R\|G, then"),
         ("S-cp", "'cp' is not allowed there; allowed: features p, c, g, each at most once, in this order"),

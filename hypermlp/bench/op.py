@@ -183,7 +183,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--hidden", type=int, default=768)
-    parser.add_argument("--softmax-heads", type=int, nargs="+", default=[2, 12], help="head counts of the rival; the faster one counts")
+    parser.add_argument("--softmax-heads", type=int, nargs="+", help="head counts of the rival; the faster one counts (default: 2 and 12)")
     parser.add_argument("--backend", nargs="+", default=None, help="default: all that are available, except reference")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--rounds", type=int, default=15, help="most timed rounds of a row")
@@ -192,6 +192,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
+    for name, least in (("batch", 1), ("length", 2), ("hidden", 1), ("rounds", 1), ("threads", 1)):
+        value = getattr(args, name)
+        if value is not None and value < least:
+            raise ValueError(f"--{name} is {value}; it must be at least {least}")
+    args.softmax_heads = args.softmax_heads or [heads for heads in (2, 12) if args.hidden % heads == 0] or [1]
     for heads in args.softmax_heads:
         if heads < 1 or args.hidden % heads:
             raise ValueError(f"--softmax-heads has {heads}, which does not divide --hidden {args.hidden}")

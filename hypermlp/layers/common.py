@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hypermlp.ops.library import refuse_forward_mode
+
 
 def causal_conv_pair(x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Two depthwise causal convolutions of one input: ``y[t] = sum over lags i < K of weight[:, i] * x[t - i]``.
@@ -23,6 +25,7 @@ def causal_conv_pair(x: Tensor, weight1: Tensor, weight2: Tensor, length: int, r
     Returns:
         two tensors ``[B, T, D]`` in the dtype of x.
     """
+    refuse_forward_mode("causal_conv_pair")
     return _conv_pair(x, weight1, weight2, length, reach)
 
 

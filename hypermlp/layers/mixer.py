@@ -10,12 +10,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hypermlp.config import MixerConfig
+from hypermlp.config import MixerConfig, is_integer, require
 from hypermlp.layers.common import causal_conv_pair, rotate
 from hypermlp.layers.mixing import SequenceMix
 from hypermlp.layers.state import MixerState
 from hypermlp.ops import hyper_attention
+from hypermlp.ops.api import autocast_enabled
 from hypermlp.ops.layout import check_starts_form, row_starts
+
+
+def positions_in_document(positions: Tensor, stream_starts: Tensor | None) -> Tensor:
+    """Positions counted from a document's first, the last one that saw only itself. ``[T] -> [B or 1, T]``
+
+    A gate on turned queries makes scores depend on more than distances, so neither padding nor packing may shift them.
+    ``stream_starts``: ``[B, >= T]``, ``starts`` of the whole stream, or of ``positions`` alone if they are the whole.
+    """
+    if stream_starts is None:
+        return positions[None]
+    stream = torch.arange(stream_starts.shape[1], device=positions.device)
+    origins = torch.where(stream_starts == stream, stream, 0).cummax(dim=1).values
+    return positions - origins[:, -positions.shape[0] :]
 
 
 class Mixer(nn.Module):
@@ -66,10 +80,9 @@ class Mixer(nn.Module):
 
     def new_state(self, batch_size: int, *, rollback: int = 128) -> MixerState:
         """An empty decoding state. ``rollback``: how many positions ``crop`` may take back where there is a convolution."""
-        if batch_size < 1 or rollback < 0:
-            raise ValueError(f"batch_size is {batch_size}, rollback {rollback}; they must be at least 1 and 0")
-        history = self.config.conv_kernel - 1 if self.config.conv else 0
-        return MixerState(batch_size, conv_history=history, rollback=rollback)
+        require("batch_size", batch_size, is_integer(batch_size) and batch_size > 0, "a positive integer")
+        require("rollback", rollback, is_integer(rollback) and rollback >= 0, "an integer, 0 or more")
+        return MixerState(batch_size, self.config, rollback=rollback)
 
     def forward(self, x: Tensor, *, state: MixerState | None = None, starts: Tensor | None = None) -> Tensor:
         """Mix ``x``, ``[B, T, D]``.
@@ -82,36 +95,37 @@ class Mixer(nn.Module):
                 given and starts is not, the last one given before holds on.
         """
         config = self.config
-        past = 0 if state is None else state.length
         self._check(x, state, starts)
-        positions = torch.arange(past, past + x.shape[1], device=x.device)
-        reach = None
+        past = 0 if state is None else state.length
+        new, total = x.shape[1], past + x.shape[1]
+        positions = torch.arange(past, total, device=x.device)
+        reach, stream_starts = None, None
         if starts is None and state is not None:
             starts = state.last_starts()
         if starts is not None:
-            given, total = starts, past + x.shape[1]
+            starts = starts.long()
+            given = starts
             if state is not None and starts.dim() == 1:
                 starts = starts.clamp(max=total)  # padding that goes on in a later chunk
-            starts = row_starts(starts, x.shape[1], total, config.max_length)  # [B, T]
-            if state is not None:
-                state.remember_starts(given, x.shape[1])
+            starts = row_starts(starts, new, total, config.max_length)  # [B, T]
+            stream_starts = starts if state is None else state.offer_starts(given, new)
             reach = positions + 1 - starts  # how many positions each one sees, itself included
             x = x.masked_fill((reach < 1)[:, :, None], 0)  # padding: whatever stands there, even NaN, goes no further
 
         keys_from = values_from = x
         if self.k_conv is not None and self.v_conv is not None:
-            extended = x if state is None else state.conv_inputs(x)
-            keys_from, values_from = causal_conv_pair(extended, self.k_conv, self.v_conv, x.shape[1], reach)
+            extended = x if state is None else state.offer_inputs(x)
+            keys_from, values_from = causal_conv_pair(extended, self.k_conv, self.v_conv, new, reach)
         q = self.q_proj(x).unflatten(-1, (config.num_branches, config.qk_dim))
         k = self.k_proj(keys_from).unflatten(-1, (config.num_branches, config.qk_dim))
         v = self.v_proj(values_from).unflatten(-1, (config.num_heads, config.vo_dim))
         if config.rope:
-            own_positions = self._positions_in_document(positions, starts, state)
+            own_positions = positions_in_document(positions, stream_starts)
             q, k = (rotate(y, own_positions, config.rope_theta) for y in (q, k))
         if self.q_gate is not None:
-            q = q * self.q_gate(x).sigmoid_().view_as(q)
+            q = q * torch.sigmoid(self.q_gate(x)).view_as(q)
         if state is not None:
-            k, v = state.append(k, v)
+            k, v = state.offer(k, v)
         mix1 = None if self.mix1 is None else self.mix1(x)
         mix2 = None if self.mix2 is None else self.mix2(x)
         o = hyper_attention(
@@ -119,32 +133,22 @@ class Mixer(nn.Module):
         )
         o = o.flatten(2)
         if self.o_gate is not None:
-            o = o * self.o_gate(x).sigmoid_()
+            o = o * torch.sigmoid(self.o_gate(x))
+        if state is not None:
+            state.commit(new)  # nothing can fail any more
         return self.o_proj(o)
-
-    def _positions_in_document(self, positions: Tensor, starts: Tensor | None, state: MixerState | None) -> Tensor:
-        """Positions counted from the last one that saw only itself: a document's first. ``[B or 1, T]``
-
-        The gate on the turned queries makes scores depend on more than distances, so padding must not shift them.
-        """
-        if starts is None:
-            return positions[None]
-        if state is None or state.starts is None:
-            stream = positions
-        else:
-            starts = state.starts
-            stream = torch.arange(starts.shape[1], device=starts.device)
-        origins = torch.where(starts == stream, stream, 0).cummax(dim=1).values
-        return positions - origins[:, -positions.shape[0] :]
 
     def _check(self, x: Tensor, state: MixerState | None, starts: Tensor | None) -> None:
         weight, max_length = self.q_proj.weight, self.config.max_length
+        require("x", type(x), isinstance(x, Tensor), "a tensor")
         if x.dim() != 3 or x.shape[-1] != self.config.hidden_size or 0 in x.shape:
             raise ValueError(f"x has shape {list(x.shape)}; it must be [batch, positions, {self.config.hidden_size}], none empty")
         if x.device != weight.device:
             raise ValueError(f"x is on {x.device}, the layer on {weight.device}; move one of them")
-        if x.dtype != weight.dtype and weight.is_floating_point() and not torch.is_autocast_enabled(x.device.type):
+        if x.dtype != weight.dtype and weight.is_floating_point() and not autocast_enabled(x.device.type):
             raise ValueError(f"x is {x.dtype}, the layer {weight.dtype}; cast one of them, or use torch.autocast")
+        if state is not None and state.config != self.config:
+            raise ValueError(f"the state belongs to a layer with another configuration, {state.config}; this one has {self.config}")
         if state is not None and state.batch_size != x.shape[0]:
             raise ValueError(
                 f"x has batch size {x.shape[0]}, the state {state.batch_size}; make one with new_state(batch_size={x.shape[0]})"

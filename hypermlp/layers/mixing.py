@@ -29,5 +29,5 @@ class SequenceMix(nn.Module):
         nn.init.zeros_(self.gate.bias)
 
     def forward(self, x: Tensor) -> Mix:
-        gate = self.gate(x).sigmoid_().unflatten(-1, (self.num_heads, -1))  # [B, T, H, r]
+        gate = torch.sigmoid(self.gate(x)).unflatten(-1, (self.num_heads, -1))  # [B, T, H, r]
         return Mix(self.diag, self.left, self.right, gate)

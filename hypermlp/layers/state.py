@@ -11,51 +11,65 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hypermlp.config import MixerConfig
+from hypermlp.ops.layout import raise_where
+
 
 class _Rows:
-    """A tensor that grows along dim 1: in place, in a buffer that doubles, wherever no gradient has to flow."""
+    """A tensor that grows along dim 1: in a buffer that doubles and is written in place, wherever no gradient has to flow."""
 
-    def __init__(self, buffer: Tensor | None = None):
-        self.buffer = buffer
-        self.length = 0 if buffer is None else buffer.shape[1]
+    def __init__(self, rows: Tensor | None = None):
+        self.buffer = rows
+        self.length = 0 if rows is None else rows.shape[1]
 
     def get(self) -> Tensor | None:
         return None if self.buffer is None else self.buffer[:, : self.length]
 
-    def append(self, new: Tensor) -> Tensor:
+    def extended(self, new: Tensor) -> Tensor:
+        """The rows and ``new``. They become part of this only when ``length`` is raised."""
         past, total = self.get(), self.length + new.shape[1]
         if past is None or self.buffer is None:
-            self.buffer = new
-        elif torch.is_grad_enabled() and (past.requires_grad or new.requires_grad):
-            self.buffer = torch.cat([past, new], dim=1)
+            past = new[:, :0]
+        if torch.is_grad_enabled():
+            self.buffer = torch.cat([past, new], dim=1)  # earlier calls may have saved the old one for their backward
         else:
-            stuck = self.buffer.requires_grad or (self.buffer.is_inference() and not torch.is_inference_mode_enabled())
-            if stuck or self.buffer.shape[1] < total:
-                self.buffer = past.new_empty(past.shape[0], max(64, 2 * total), *past.shape[2:])
-                self.buffer[:, : self.length] = past
-            self.buffer[:, self.length : total] = new
-        self.length = total
+            buffer = self.buffer
+            if buffer is None or _frozen(buffer) or buffer.shape[1] < total:
+                buffer = new.new_empty(new.shape[0], max(64, 2 * total), *new.shape[2:])
+                buffer[:, : self.length] = past
+            buffer[:, self.length : total] = new
+            self.buffer = buffer
         return self.buffer[:, :total]
 
-    def crop(self, length: int) -> None:
-        self.length = min(length, self.length)
+    def keep_last(self, count: int) -> None:
+        """Forget older rows, now and then: when there are twice as many as needed."""
+        if self.buffer is not None and self.length > 2 * count + 64:
+            self.buffer = self.buffer[:, self.length - count : self.length].clone()
+            self.length = count
+
+
+def _frozen(buffer: Tensor) -> bool:
+    """May it not be written in place? A tensor made in inference mode may not, outside of it."""
+    if buffer.requires_grad:
+        return True
+    return not torch.compiler.is_compiling() and buffer.is_inference() and not torch.is_inference_mode_enabled()
 
 
 class MixerState:
     """Keys, values, the latest layer inputs (for the convolution) and ``starts`` of every position so far.
 
-    Memory grows by doubling and is written in place; with gradients enabled it is concatenated instead, so that training
-    through a state works. ``reorder``, ``repeat``, ``crop`` and ``to`` change the state and return it; ``clone`` branches it.
+    Each layer needs a state of its own, and extends it by a whole call or, if the call fails, not at all. ``reorder``,
+    ``repeat``, ``crop``, ``detach`` and ``to`` change the state and return it; ``clone`` branches it.
     """
 
-    def __init__(self, batch_size: int, *, conv_history: int, rollback: int):
+    def __init__(self, batch_size: int, config: MixerConfig, *, rollback: int):
         self.batch_size = batch_size
-        self.length = 0
-        self.conv_history = conv_history
+        self.config = config
         self.rollback = rollback
-        self._keys, self._values = _Rows(), _Rows()
-        self.inputs: Tensor | None = None  # [B, <= conv_history + rollback, D], the latest
-        self.starts: Tensor | None = None  # int [B, T], as the caller gave them
+        self.length = 0
+        self.starts: Tensor | None = None  # int64 [B, T], as the caller gave them; None if none was ever given
+        self._pending_starts: Tensor | None = None
+        self._keys, self._values, self._inputs = _Rows(), _Rows(), _Rows()
 
     @property
     def keys(self) -> Tensor | None:
@@ -67,31 +81,68 @@ class MixerState:
         """``[B, T, H, Dv]``"""
         return self._values.get()
 
-    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Take in new positions; returns the keys and values of all."""
-        self.length += keys.shape[1]
-        return self._keys.append(keys), self._values.append(values)
+    @property
+    def inputs(self) -> Tensor | None:
+        """``[B, at least conv_history + rollback if there were as many, D]``, the latest; None without a convolution"""
+        return self._inputs.get()
 
-    def conv_inputs(self, x: Tensor) -> Tensor:
-        """``x`` behind the earlier inputs that its convolution reaches back to, ``[B, <= conv_history + T, D]``; remembers ``x``."""
-        known = x if self.inputs is None else torch.cat([self.inputs, x], dim=1)
-        self.inputs = known[:, -(self.conv_history + self.rollback) :]
-        return known[:, -(self.conv_history + x.shape[1]) :]
+    @property
+    def conv_history(self) -> int:
+        """Inputs before its own that a position's convolution sees."""
+        return self.config.conv_kernel - 1 if self.config.conv else 0
 
-    def last_starts(self) -> Tensor | None:
-        """``starts`` of the last position, ``[B]``, with which a caller who gives none goes on; None if none was ever given."""
-        return None if self.starts is None else self.starts[:, -1]
+    # The layer's side: the first three offer new positions, ``commit`` takes them in.
 
-    def remember_starts(self, starts: Tensor, new: int) -> None:
-        """Note ``starts``, ``[B]`` or ``[B, new]``, for the next ``new`` positions."""
+    def offer_starts(self, starts: Tensor, new: int) -> Tensor:
+        """``starts``, ``[B]`` or ``[B, new]``, of the next ``new`` positions; returns those of all, ``[B, T]``."""
         rows = starts[:, None].expand(-1, new) if starts.dim() == 1 else starts
         past = rows.new_zeros(rows.shape[0], self.length) if self.starts is None else self.starts
-        self.starts = torch.cat([past, rows], dim=1)
+        self._pending_starts = torch.cat([past, rows], dim=1)
+        return self._pending_starts
+
+    def offer_inputs(self, x: Tensor) -> Tensor:
+        """``x`` behind the earlier inputs that its convolution reaches back to, ``[B, <= conv_history + T, D]``."""
+        known = self._inputs.extended(x)
+        return known[:, max(0, known.shape[1] - self.conv_history - x.shape[1]) :]
+
+    def offer(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and values of all positions, the new ones last."""
+        if self.keys is not None and (self.keys.dtype, self.keys.device) != (keys.dtype, keys.device):
+            raise ValueError(
+                f"the state holds {self.keys.dtype} on {self.keys.device}, this call makes {keys.dtype} on {keys.device}; "
+                "decode under the same autocast as the prompt, or move the state with state.to(...)"
+            )
+        return self._keys.extended(keys), self._values.extended(values)
+
+    def commit(self, new: int) -> None:
+        self.length += new
+        self._keys.length = self._values.length = self.length
+        self.starts, self._pending_starts = self._pending_starts, None
+        if self.config.conv:
+            self._inputs.length += new
+            self._inputs.keep_last(self.conv_history + self.rollback)
+
+    def last_starts(self) -> Tensor | None:
+        """``starts`` of the last position, ``[B]``, with which a caller who gives none goes on: the same padding or document."""
+        if self.starts is None:
+            return None
+        last = self.starts[:, -1]
+        moved = last > self.starts[:, -2] if self.length > 1 else torch.zeros_like(last, dtype=torch.bool)
+        raise_where(
+            moved & (last < self.length - 1),
+            "starts moved along with the last position, as a window does, and none are given for the new ones",
+            "starts of shape [B, T] with every call",
+            last,
+        )
+        return last
+
+    # The user's side.
 
     def reorder(self, index: Tensor) -> MixerState:
         """Sequence ``index[i]`` becomes sequence i; any number of them, as beam search needs."""
         index = torch.as_tensor(index)
-        if index.dim() != 1 or index.numel() == 0 or index.min() < 0 or index.max() >= self.batch_size:
+        integer = not (index.is_floating_point() or index.is_complex() or index.dtype == torch.bool)
+        if not integer or index.dim() != 1 or index.numel() == 0 or index.min() < 0 or index.max() >= self.batch_size:
             raise ValueError(f"index is {index.tolist()}; it must be a list of sequences between 0 and {self.batch_size - 1}")
         self._map(lambda x: x.index_select(0, index.to(x.device)))
         self.batch_size = index.numel()
@@ -107,19 +158,16 @@ class MixerState:
         """Forget all but the first ``length`` positions."""
         if not 0 <= length <= self.length:
             raise ValueError(f"length is {length}; the state can be cropped to between 0 and {self.length} positions")
-        dropped = self.length - length
-        if self.inputs is not None:
-            kept = self.inputs.shape[1] - dropped
-            if kept < min(length, self.conv_history):
-                raise ValueError(
-                    f"cannot crop {dropped} positions: the convolution needs inputs from before them, and the state keeps enough of them "
-                    f"for {self.rollback} at most; ask for more with new_state(..., rollback={dropped})"
-                )
-            self.inputs = self.inputs[:, : max(0, kept)]
-        self._keys.crop(length)
-        self._values.crop(length)
-        self.starts = None if self.starts is None else self.starts[:, :length]
-        self.length = length
+        kept = self._inputs.length - (self.length - length)
+        missing = min(length, self.conv_history) - kept
+        if self.config.conv and length > 0 and missing > 0:
+            raise ValueError(
+                f"cannot crop to {length} of {self.length} positions: the convolution needs {missing} inputs that are forgotten; "
+                f"keep more with new_state(..., rollback={self.rollback + missing})"
+            )
+        self.length = self._keys.length = self._values.length = length
+        self._inputs.length = max(0, kept) if length > 0 else 0
+        self.starts = None if self.starts is None or length == 0 else self.starts[:, :length]
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> MixerState:
@@ -129,8 +177,17 @@ class MixerState:
             self.starts = self.starts.to(self.keys.device)
         return self
 
+    def detach(self) -> MixerState:
+        """Cut the gradient: later calls do not reach back into earlier ones."""
+        self._map(torch.detach)
+        return self
+
+    def __repr__(self) -> str:
+        keys = "empty" if self.keys is None else f"{self.keys.dtype} on {self.keys.device}"
+        return f"MixerState(batch_size={self.batch_size}, length={self.length}, {keys})"
+
     def clone(self) -> MixerState:
-        other = MixerState(self.batch_size, conv_history=self.conv_history, rollback=self.rollback)
+        other = MixerState(self.batch_size, self.config, rollback=self.rollback)
         other.__dict__.update(self.__dict__)
         other._map(torch.clone)
         return other
@@ -139,5 +196,5 @@ class MixerState:
         def changed(x: Tensor | None) -> Tensor | None:
             return None if x is None else change(x)
 
-        self._keys, self._values = _Rows(changed(self.keys)), _Rows(changed(self.values))
-        self.inputs, self.starts = changed(self.inputs), changed(self.starts)
+        self._keys, self._values, self._inputs = (_Rows(changed(rows.get())) for rows in (self._keys, self._values, self._inputs))
+        self.starts = changed(self.starts)

@@ -53,6 +53,8 @@ def hyper_attention(
         eps: stabilises the norm of an all-zero row.
         backend: "auto" or a name from ``available_backends()``.
 
+    Keys and values that no query sees must be finite all the same: their products with zero weights are computed.
+
     Returns:
         ``[B, Tq, H, Dv]`` in the dtype of q. float16 and bfloat16 are computed in float32; under autocast q, k and v are cast.
     """
@@ -60,12 +62,11 @@ def hyper_attention(
         raise ValueError(f"unknown activation {activation!r}; allowed: {', '.join(map(repr, ACTIVATIONS))}")
     if layout not in LAYOUTS:
         raise ValueError(f"unknown layout {layout!r}; allowed: {', '.join(map(repr, LAYOUTS))}")
-    if not (math.isfinite(eps) and eps > 0):
-        raise ValueError(f"eps is {eps}; it must be a positive finite number, such as 1e-12")
     _check_tensors(q, k, v, activation)
-    if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
+    if autocast_enabled(q.device.type) and q.dtype != torch.float64:
         q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
     _check_dtypes(q, k, v)
+    _check_eps(eps, q.dtype)
     mixes = (("mix1", mix1, q.shape[2]), ("mix2", mix2, v.shape[2]))
     lengths = [_check_mix(name, mix, q, heads) for name, mix, heads in mixes if mix is not None]
     slots = min(lengths) if lengths else -1
@@ -82,8 +83,21 @@ def hyper_attention(
     return chosen.run(q, k, v, mix1, mix2, starts, activation=activation, layout=layout, eps=eps)
 
 
+def autocast_enabled(device_type: str) -> bool:
+    """Is autocast on? Some devices, meta for one, do not know it."""
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+
+
+def _check_eps(eps: float, dtype: torch.dtype) -> None:
+    least = torch.finfo(torch.promote_types(dtype, torch.float32)).tiny
+    if not isinstance(eps, (int, float)) or not math.isfinite(eps) or eps < least:
+        raise ValueError(f"eps is {eps!r}; it must be a finite number of at least {least:.3g} (for {dtype}), such as 1e-12")
+
+
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, activation: str) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise ValueError(f"{name} is a {type(x).__name__}; it must be a tensor [batch, positions, heads, width]")
         if x.dim() != 4:
             raise ValueError(f"{name} has shape {list(x.shape)}; it must be [batch, positions, heads, width]")
         if 0 in x.shape:
@@ -113,6 +127,8 @@ def _check_dtypes(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 def _check_mix(name: str, mix: Mix, q: Tensor, heads: int) -> int:
     """The number of slots of a well-formed mix."""
+    if not isinstance(mix, Mix) or not all(isinstance(x, Tensor) for x in mix):
+        raise ValueError(f"{name} is a {type(mix).__name__}; it must be None or a Mix of four tensors: diag, left, right, gate")
     shapes = {field: x.dim() for field, x in zip(Mix._fields, mix, strict=True)}
     if shapes != {"diag": 2, "left": 3, "right": 3, "gate": 4}:
         raise ValueError(f"{name} has ranks {shapes}; it must be Mix(diag=[H, L], left=[H, L, r], right=[H, L, r], gate=[B, Tq, H, r])")

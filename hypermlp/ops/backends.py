@@ -44,6 +44,8 @@ def available_backends() -> list[str]:
 
 def choose_backend(name: str, q: Tensor) -> Backend:
     """An explicit name is used or refused with the reason; "auto" takes the first that can, and says once what it passed over."""
+    if not isinstance(name, str):
+        raise ValueError(f"backend is {name!r}; it must be a string: 'auto', {', '.join(map(repr, BACKENDS))}")
     if name == "auto":
         for backend in BACKENDS.values():
             reason = backend.unavailable() or backend.unsupported(q)

@@ -1,6 +1,6 @@
 """Backend "blocked": row blocks of scores in plain PyTorch, mixed in place, with a backward that recomputes them.
 
-Memory is O(T): the forward keeps q, k, v, the gates, the output and 1/rho; the backward walks the same blocks again.
+Memory is O(T): the forward keeps q, k, v, the mixes and 1/rho; the backward walks the same blocks again.
 1/rho is applied to the output row instead of the scores, since relu(c h) = c relu(h) for c > 0 and all that follows is
 linear. Half precision is stored, float32 is computed.
 
@@ -125,6 +125,8 @@ class _Problem:
     ):
         self.dtype = torch.promote_types(q.dtype, torch.float32)
         self.batch, self.heads, self.branches = q.shape[0], v.shape[2], q.shape[2]
+        self.unseen = 0 if starts is None else min(int(starts.min()), k.shape[1] - q.shape[1])  # keys before every start
+        k, v, starts = k[:, self.unseen :], v[:, self.unseen :], None if starts is None else starts - self.unseen
         self.num_queries, self.num_keys = q.shape[1], k.shape[1]
         self.activation, self.layout, self.eps, self.starts = activation, layout, eps, starts
         self.score_scale = q.shape[3] ** -0.5 if activation == "softmax" else 1.0
@@ -203,13 +205,15 @@ class _Problem:
         return torch.linalg.vector_norm(rows, dim=-1, keepdim=True).square_().add_(self.eps).rsqrt_()
 
     def activate_backward(
-        self, block: ScoreBlock, scores: Tensor, weights: Tensor, strength: Tensor | None, grad: Tensor, norm_grad: Tensor
+        self, block: ScoreBlock, scores: Tensor, weights: Tensor, strength: Tensor | None, grad: Tensor, inverse_norm: Tensor
     ) -> Tensor:
-        """Gradient of the scores from ``grad``, that of the activation. ``norm_grad`` is -<do, o> / rho², one per row."""
+        """Gradient of the scores from ``grad``, that of the activation. Overwrites all but the scores."""
         if self.activation == "softmax":
             rows, grad_rows = block.ordinary(weights), block.ordinary(grad)
             grad_rows.sub_((rows * grad_rows).sum(-1, keepdim=True)).mul_(rows)
             return block.mask_(grad)
+        products = torch.mul(grad, weights, out=self.buffer("temporary", block, self.heads))
+        norm_grad = block.ordinary(products).sum(-1, keepdim=True).mul_(inverse_norm.square()).neg_()  # -<do, o> / rho²
         result = self.buffer("grad scores", block, self.branches)
         gate, scale = scores[: self.heads], scores[self.heads :]
         if strength is not None:
@@ -254,7 +258,6 @@ def backward(
     mix1: Mix | None,
     mix2: Mix | None,
     starts: Tensor | None,
-    out: Tensor,
     inverse_norm: Tensor,
     activation: str,
     layout: str,
@@ -262,9 +265,7 @@ def backward(
 ) -> list[Tensor]:
     """Gradients of q, k, v and of the tensors of the mixes that are there."""
     problem = _Problem(q, k, v, mix1, mix2, starts, activation, layout, eps)
-    grad_out, out = problem.heads_first(grad_out), problem.heads_first(out)
-    norm_grad = (grad_out * out).sum(-1, keepdim=True).mul_(inverse_norm.square()).neg_()
-    grad_out = grad_out * inverse_norm
+    grad_out = problem.heads_first(grad_out) * inverse_norm
     grad_q, grad_k, grad_v = torch.empty_like(problem.q), torch.zeros_like(problem.k), torch.zeros_like(problem.v)
     grad1, grad2 = (mixer and _MixerGrad(mixer) for mixer in (problem.mix1, problem.mix2))
     for block in problem.blocks():
@@ -283,7 +284,7 @@ def backward(
         grad = problem.product("grad weights", block, grad_out, problem.v)
         if grad2:
             grad2.apply_(block, weights, inner2, grad)
-        grad = problem.activate_backward(block, scores, weights, strength, grad, norm_grad[:, rows])
+        grad = problem.activate_backward(block, scores, weights, strength, grad, inverse_norm[:, rows])
         if grad1:
             grad1.apply_(block, before1, inner1, grad)
         if problem.score_scale != 1.0:
@@ -291,6 +292,7 @@ def backward(
         grad_q[:, rows] = torch.bmm(block.ordinary(grad), problem.k[:, keys])
         grad_k[:, keys].baddbmm_(block.ordinary(grad).mT, problem.q[:, rows])
 
+    grad_k, grad_v = (F.pad(g, (0, 0, problem.unseen, 0)) for g in (grad_k, grad_v))
     grads = [problem.tokens_first(g).to(x.dtype).contiguous() for g, x in ((grad_q, q), (grad_k, k), (grad_v, v))]
     if grad1 and mix1:
         grads += grad1.result(mix1)

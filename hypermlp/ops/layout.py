@@ -21,6 +21,8 @@ def query_positions(num_queries: int, num_keys: int, device: torch.device) -> Te
 
 def check_starts_form(starts: Tensor, like: Tensor) -> None:
     """Type, shape and device; ``like`` is ``[B, Tq, ...]``. The values are checked by ``row_starts``."""
+    if not isinstance(starts, Tensor):
+        raise ValueError(f"starts is a {type(starts).__name__}; it must be an integer tensor")
     if starts.dtype not in INTEGERS:
         raise ValueError(f"starts is {starts.dtype}; it must be an integer tensor")
     if tuple(starts.shape) not in ((like.shape[0],), tuple(like.shape[:2])):
@@ -44,12 +46,13 @@ def row_starts(starts: Tensor, num_queries: int, num_keys: int, max_slots: int) 
         (rows > limits, "starts lies beyond its query", "starts <= position + 1 (or <= Tk for starts of shape [B])"),
     ]
     if starts.dim() == 2:
-        checks.append((rows.diff(dim=1) < 0, "starts must not decrease along the queries", "starts[:, i] <= starts[:, i + 1]"))
+        decreases = torch.nn.functional.pad(rows.diff(dim=1) < 0, (1, 0))
+        checks.append((decreases, "starts must not decrease along the queries", "starts[:, i] <= starts[:, i + 1]"))
     if max_slots >= 0:
         too_long = positions - rows >= max_slots
         checks.append((too_long, f"starts lets a query see more than {max_slots} positions", f"starts > position - {max_slots}"))
     for wrong, what, allowed in checks:
-        _raise_where(wrong, what, allowed, rows)
+        raise_where(wrong, what, allowed, rows)
     return torch.minimum(rows, positions + 1)
 
 
@@ -58,13 +61,13 @@ def _(starts: Tensor, num_queries: int, num_keys: int, max_slots: int) -> Tensor
     return starts.new_empty(starts.shape[0], num_queries, dtype=torch.int64)
 
 
-def _raise_where(wrong: Tensor, what: str, allowed: str, values: Tensor) -> None:
+def raise_where(wrong: Tensor, what: str, allowed: str, values: Tensor) -> None:
+    """ValueError with the first of ``values`` at which ``wrong`` (of the same or a broadcast shape) holds."""
     if wrong.device.type != "cpu":
         torch._assert_async(~wrong.any(), f"{what}; allowed: {allowed}")  # no device synchronisation
     elif wrong.any():
         place = tuple(wrong.nonzero()[0].tolist())
-        shown = tuple(min(i, size - 1) for i, size in zip(place, values.shape, strict=True))
-        raise ValueError(f"{what}: got {values[shown].item()} at index {place}; allowed: {allowed}")
+        raise ValueError(f"{what}: got {values.expand(wrong.shape)[place].item()} at index {place}; allowed: {allowed}")
 
 
 def visible_keys(starts: Tensor | None, num_queries: int, num_keys: int, device: torch.device) -> Tensor:

@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from hypermlp.ops.types import Mix
 
 # (q, k, v, mix1, mix2, starts, activation, layout, eps) -> out, 1/rho
 Forward = Callable[[Tensor, Tensor, Tensor, Mix | None, Mix | None, Tensor | None, str, str, float], tuple[Tensor, Tensor]]
-# (grad_out, the forward's arguments up to starts, out, 1/rho, activation, layout, eps) -> a gradient for each tensor up to starts
-Backward = Callable[[Tensor, Tensor, Tensor, Tensor, Mix | None, Mix | None, Tensor | None, Tensor, Tensor, str, str, float], list[Tensor]]
+# (grad_out, the forward's arguments up to starts, 1/rho, activation, layout, eps) -> a gradient for each tensor up to starts
+Backward = Callable[[Tensor, Tensor, Tensor, Tensor, Mix | None, Mix | None, Tensor | None, Tensor, str, str, float], list[Tensor]]
 
 DOUBLE_BACKWARD = (
     "hyper_attention has no second derivative in backend {name!r}: gradients of its gradients cannot be computed. "
@@ -27,6 +28,12 @@ DOUBLE_BACKWARD = (
 
 def _mix(diag: Tensor | None, left: Tensor | None, right: Tensor | None, gate: Tensor | None) -> Mix | None:
     return None if diag is None or left is None or right is None or gate is None else Mix(diag, left, right, gate)
+
+
+def refuse_forward_mode(what: str) -> None:
+    """PyTorch gives an operator without a rule for it a zero tangent, silently."""
+    if forward_ad._current_level >= 0:
+        raise RuntimeError(f"{what} has no forward-mode derivative (torch.func.jvp, dual numbers); backend='reference' has")
 
 
 def register_kernels(name: str, forward: Forward, backward: Backward) -> Callable[..., Tensor]:
@@ -75,7 +82,6 @@ def register_kernels(name: str, forward: Forward, backward: Backward) -> Callabl
         right2: Tensor | None,
         gate2: Tensor | None,
         starts: Tensor | None,
-        out: Tensor,
         inverse_norm: Tensor,
         activation: str,
         layout: str,
@@ -83,7 +89,7 @@ def register_kernels(name: str, forward: Forward, backward: Backward) -> Callabl
     ) -> list[Tensor]:
         mix1, mix2 = _mix(diag1, left1, right1, gate1), _mix(diag2, left2, right2, gate2)
         with torch.autocast(q.device.type, enabled=False):
-            return backward(grad_out, q, k, v, mix1, mix2, starts, out, inverse_norm, activation, layout, eps)
+            return backward(grad_out, q, k, v, mix1, mix2, starts, inverse_norm, activation, layout, eps)
 
     @backward_op.register_fake
     def _(grad_out: Tensor, *inputs: Any) -> list[Tensor]:
@@ -91,7 +97,7 @@ def register_kernels(name: str, forward: Forward, backward: Backward) -> Callabl
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.settings = inputs[12:]
-        ctx.save_for_backward(*inputs[:12], *output)
+        ctx.save_for_backward(*inputs[:12], output[1])
         ctx.set_materialize_grads(True)
 
     def run_backward(ctx: Any, grad_out: Tensor, _grad_inverse_norm: Tensor) -> tuple[Tensor | None, ...]:
@@ -117,6 +123,7 @@ def register_kernels(name: str, forward: Forward, backward: Backward) -> Callabl
         layout: str,
         eps: float,
     ) -> Tensor:
+        refuse_forward_mode("hyper_attention in backend " + repr(name))
         none = (None, None, None, None)
         out, _ = forward_op(q, k, v, *(mix1 or none), *(mix2 or none), starts, activation, layout, eps)
         return out

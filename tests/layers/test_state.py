@@ -40,15 +40,21 @@ def test_crop_goes_back(label, kept):
 
 
 def test_crop_beyond_the_rollback_is_refused_and_says_how_to_ask_for_it():
-    layer, x, _ = setup()
-    state = layer.new_state(3, rollback=2)
-    layer(x[:, :12], state=state)
-    with pytest.raises(ValueError, match=r"cannot crop 6 positions.*rollback=6"):
-        state.crop(6)
-    state.crop(10)
-    assert_close(layer(x[:, 10:], state=state), layer(x)[:, 10:], tolerance=TIGHT)
-    with pytest.raises(ValueError, match="between 0 and 20"):
-        state.crop(21)
+    layer = randomise_(HyperGLU(16, 200, rank=2)).double()
+    x = torch.randn(1, 200, 16, dtype=torch.float64)
+    state = layer.new_state(1, rollback=5)
+    with torch.no_grad():
+        for first in range(0, 200, 50):
+            layer(x[:, first : first + 50], state=state)
+        with pytest.raises(ValueError, match=r"cannot crop to 9 of 200 positions.*rollback=\d+"):
+            state.crop(9)
+        state.crop(195)
+        assert_close(layer(x[:, 195:], state=state), layer(x)[:, 195:], tolerance=TIGHT)
+        assert state.inputs.shape[1] < 100
+        state.crop(0)
+        assert_close(layer(x, state=state), layer(x), tolerance=TIGHT)
+    with pytest.raises(ValueError, match="between 0 and 200"):
+        state.crop(201)
 
 
 def test_crop_returns_to_the_starts_of_that_position():
@@ -112,3 +118,86 @@ def test_bad_arguments():
             state.reorder(torch.tensor(bad, dtype=torch.long))
     with pytest.raises(ValueError, match="times is 0"):
         state.repeat(0)
+
+
+def test_the_state_does_not_alias_its_input():
+    layer, x, state = setup()
+    with torch.no_grad():
+        chunk = x[:, :4].clone()
+        chunk += layer(chunk, state=state)
+        assert_close(layer(x[:, 4:], state=state), layer(x)[:, 4:], tolerance=TIGHT)
+
+
+def test_training_through_a_state_with_frozen_keys():
+    layer, x, state = setup()
+    layer.requires_grad_(False)
+    layer.q_proj.requires_grad_()
+    layer.v_proj.requires_grad_()
+    chunks = torch.cat([layer(x[:, i : i + 5], state=state) for i in range(0, 20, 5)], dim=1)
+    weights = [layer.q_proj.weight, layer.v_proj.weight]
+    for a, e in zip(*(torch.autograd.grad(y.square().sum(), weights) for y in (chunks, layer(x))), strict=True):
+        assert_close(a, e, tolerance=TIGHT)
+
+
+def test_a_failed_call_leaves_the_state_alone():
+    layer, x, state = setup()
+    with torch.no_grad():
+        layer(x[:, :5], state=state)
+        layer.backend = "nope"
+        with pytest.raises(ValueError, match="unknown backend"):
+            layer(x[:, 5:8], state=state)
+        layer.backend = "auto"
+        assert state.length == 5
+        assert_close(layer(x[:, 5:], state=state), layer(x)[:, 5:], tolerance=TIGHT)
+
+
+def test_a_state_must_fit_the_layer_and_its_precision():
+    layer, x, _ = setup("R")
+    with pytest.raises(ValueError, match="another configuration"):
+        layer(x, state=setup("R-c")[2])
+    layer, x, state = layer.float(), x.float(), layer.new_state(3)
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(x[:, :5], state=state)
+    with pytest.raises(ValueError, match=r"the state holds torch.bfloat16 .* this call makes torch.float32"):
+        layer(x[:, 5:], state=state)
+    assert state.length == 5
+
+
+def test_crop_to_nothing_forgets_starts():
+    layer, x, state = setup()
+    with torch.no_grad():
+        layer(x[:, :6], state=state, starts=torch.tensor([0, 1, 2]))
+        assert_close(layer(x, state=state.crop(0)), layer(x), tolerance=TIGHT)
+
+
+def test_small_integers_as_starts():
+    layer = HyperGLU(16, 300, rank=2)
+    x = torch.randn(1, 300, 16)
+    state = layer.new_state(1)
+    with torch.no_grad():
+        out = layer(x, state=state, starts=torch.tensor([3], dtype=torch.int8))
+        assert_close(out, layer(x, starts=torch.tensor([3])), tolerance=1e-5)
+
+
+def test_a_window_must_be_given_with_every_call():
+    layer, x, state = setup()
+    starts = (torch.arange(20) - 3).clamp(min=0).expand(3, -1)
+    layer(x[:, :8], state=state, starts=starts[:, :8])
+    with pytest.raises(ValueError, match="as a window does, and none are given"):
+        layer(x[:, 8:9], state=state)
+    layer(x[:, 8:9], state=state, starts=starts[:, 8:9])
+
+
+def test_detach_cuts_the_gradient():
+    layer, x, state = setup()
+    for first in (0, 10):
+        layer(x[:, first : first + 10], state=state.detach()).sum().backward()
+    assert "length=20" in repr(state)
+
+
+def test_decoding_compiles_whole():
+    layer, x, state = setup()
+    compiled = torch.compile(layer, fullgraph=True)
+    with torch.no_grad():
+        layer(x[:, :9], state=state)
+        assert_close(compiled(x[:, 9:10], state=state), layer(x)[:, 9:10], tolerance=TIGHT)

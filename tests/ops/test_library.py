@@ -103,3 +103,29 @@ def test_plain_softmax_uses_the_fused_kernel():
     q, k, v = (x.transpose(1, 2) for x in inputs[:3])
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
     assert torch.equal(hyper_attention(*inputs, activation="softmax"), expected)
+
+
+def test_forward_mode_derivatives_are_refused(kernel):
+    inputs = op_inputs(queries=4)
+    with pytest.raises(RuntimeError, match="no forward-mode derivative"):
+        torch.func.jvp(lambda v: hyper_attention(*inputs[:2], v, *inputs[3:], backend=kernel), (inputs.v,), (inputs.v,))
+    _, tangent = torch.func.jvp(lambda v: hyper_attention(*inputs[:2], v, *inputs[3:], backend="reference"), (inputs.v,), (inputs.v,))
+    assert_close(tangent, hyper_attention(*inputs), tolerance=1e-10)  # linear in v
+
+
+def test_shapes_on_the_meta_device():
+    inputs = op_inputs(queries=4, device="meta")
+    assert hyper_attention(*inputs, starts=torch.tensor([0, 1], device="meta")).shape == (2, 4, 2, 5)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_nothing_that_is_passed_in_is_changed(kernel, heads):
+    inputs = op_inputs(batch=1, heads=heads, queries=7).requires_grad()
+    before = [x.clone() for x in inputs.tensors()]
+    out = hyper_attention(*inputs, backend=kernel)
+    cotangent = torch.randn_like(out)
+    kept = cotangent.clone()
+    out.backward(cotangent)
+    assert torch.equal(cotangent, kept)
+    for x, old in zip(inputs.tensors(), before, strict=True):
+        assert torch.equal(x, old)
