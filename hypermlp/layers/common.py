@@ -10,10 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hypermlp.ops import native as kernels
+from hypermlp.ops.backends import choose_backend
 from hypermlp.ops.library import refuse_forward_mode
 
 
-def causal_conv_pair(x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def causal_conv_pair(
+    x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None = None, *, backend: str = "auto"
+) -> tuple[Tensor, Tensor]:
     """Two depthwise causal convolutions of one input: ``y[t] = sum over lags i < K of weight[:, i] * x[t - i]``.
 
     Args:
@@ -21,12 +25,14 @@ def causal_conv_pair(x: Tensor, weight1: Tensor, weight2: Tensor, length: int, r
         weight1, weight2: ``[D, K]``, column i for lag i.
         length: T.
         reach: int ``[B, T]``, how many positions, itself first, each position sees; None for all. 0 gives a zero row.
+        backend: as for the operator: "native" or "auto" uses the C++ kernel, every other one is plain PyTorch.
 
     Returns:
         two tensors ``[B, T, D]`` in the dtype of x.
     """
     refuse_forward_mode("causal_conv_pair")
-    return _conv_pair(x, weight1, weight2, length, reach)
+    native = choose_backend(backend, x.device.type, "conv") == "native"
+    return _conv_pair(x, weight1, weight2, length, reach, native)
 
 
 def _tap(lag: int, past: int, reach: Tensor | None) -> tuple[slice, slice, Tensor | None]:
@@ -37,8 +43,10 @@ def _tap(lag: int, past: int, reach: Tensor | None) -> tuple[slice, slice, Tenso
 
 
 @torch.library.custom_op("hypermlp::conv_pair", mutates_args=())
-def _conv_pair(x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None) -> tuple[Tensor, Tensor]:
-    dtype = torch.promote_types(x.dtype, weight1.dtype)
+def _conv_pair(x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None, native: bool) -> tuple[Tensor, Tensor]:
+    if native:
+        return kernels.conv_pair(x, weight1, weight2, length, reach)
+    dtype = torch.promote_types(torch.promote_types(x.dtype, weight1.dtype), torch.float32)
     outs = [x.new_zeros(x.shape[0], length, x.shape[2], dtype=dtype) for _ in range(2)]
     for lag in range(min(weight1.shape[1], x.shape[1])):
         rows, source, hidden = _tap(lag, x.shape[1] - length, reach)
@@ -50,16 +58,18 @@ def _conv_pair(x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: 
 
 
 @_conv_pair.register_fake
-def _(x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None) -> tuple[Tensor, Tensor]:
+def _(x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None, native: bool) -> tuple[Tensor, Tensor]:
     shape = (x.shape[0], length, x.shape[2])
     return x.new_empty(shape), x.new_empty(shape)
 
 
 @torch.library.custom_op("hypermlp::conv_pair_backward", mutates_args=())
 def _conv_pair_backward(
-    grad1: Tensor, grad2: Tensor, x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None
+    grad1: Tensor, grad2: Tensor, x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None, native: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dtype = torch.promote_types(x.dtype, weight1.dtype)
+    if native:
+        return kernels.conv_pair_backward(grad1, grad2, x, weight1, weight2, length, reach)
+    dtype = torch.promote_types(torch.promote_types(x.dtype, weight1.dtype), torch.float32)
     grads = [grad.to(dtype) for grad in (grad1, grad2)]
     grad_x, grad_weight1, grad_weight2 = (y.new_zeros(y.shape, dtype=dtype) for y in (x, weight1, weight2))
     for lag in range(min(weight1.shape[1], x.shape[1])):
@@ -77,19 +87,19 @@ def _conv_pair_backward(
 
 @_conv_pair_backward.register_fake
 def _(
-    grad1: Tensor, grad2: Tensor, x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None
+    grad1: Tensor, grad2: Tensor, x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None, native: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     return x.new_empty(x.shape), weight1.new_empty(weight1.shape), weight2.new_empty(weight2.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, weight1, weight2, ctx.length, reach = inputs
+    x, weight1, weight2, ctx.length, reach, ctx.native = inputs
     ctx.save_for_backward(x, weight1, weight2, reach)
 
 
 def _backward(ctx: Any, grad1: Tensor, grad2: Tensor) -> tuple[Tensor | None, ...]:
     x, weight1, weight2, reach = ctx.saved_tensors
-    return *_conv_pair_backward(grad1, grad2, x, weight1, weight2, ctx.length, reach), None, None
+    return *_conv_pair_backward(grad1, grad2, x, weight1, weight2, ctx.length, reach, ctx.native), None, None, None
 
 
 def _refuse(ctx: Any, *grads: Any) -> None:

@@ -115,7 +115,7 @@ class Mixer(nn.Module):
         keys_from = values_from = x
         if self.k_conv is not None and self.v_conv is not None:
             extended = x if state is None else state.offer_inputs(x)
-            keys_from, values_from = causal_conv_pair(extended, self.k_conv, self.v_conv, new, reach)
+            keys_from, values_from = causal_conv_pair(extended, self.k_conv, self.v_conv, new, reach, backend=self.backend)
         q = self.q_proj(x).unflatten(-1, (config.num_branches, config.qk_dim))
         k = self.k_proj(keys_from).unflatten(-1, (config.num_branches, config.qk_dim))
         v = self.v_proj(values_from).unflatten(-1, (config.num_heads, config.vo_dim))

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from hypermlp.ops.backends import choose_backend
+from hypermlp.ops.backends import BACKENDS, choose_backend
 from hypermlp.ops.fused import fused_softmax
 from hypermlp.ops.layout import LAYOUTS, check_starts_form, row_starts
 from hypermlp.ops.types import Mix
@@ -70,7 +70,8 @@ def hyper_attention(
     mixes = (("mix1", mix1, q.shape[2]), ("mix2", mix2, v.shape[2]))
     lengths = [_check_mix(name, mix, q, heads) for name, mix, heads in mixes if mix is not None]
     slots = min(lengths) if lengths else -1
-    chosen = choose_backend(backend, q)
+    fused = activation == "softmax" and mix1 is None and mix2 is None
+    chosen = choose_backend(backend, q.device.type, "fused" if fused else activation)
     if starts is not None:
         check_starts_form(starts, q)
         starts = row_starts(starts, q.shape[1], k.shape[1], slots)
@@ -78,9 +79,9 @@ def hyper_attention(
         raise ValueError(
             f"{k.shape[1]} positions, but the mixes have only {slots} slots; pass longer mixes, or starts that keep each query to {slots}"
         )
-    if activation == "softmax" and mix1 is None and mix2 is None and chosen.name != "reference":
+    if fused and chosen != "reference":
         return fused_softmax(q, k, v, starts)
-    return chosen.run(q, k, v, mix1, mix2, starts, activation=activation, layout=layout, eps=eps)
+    return BACKENDS[chosen].run(q, k, v, mix1, mix2, starts, activation=activation, layout=layout, eps=eps)
 
 
 def autocast_enabled(device_type: str) -> bool:

@@ -6,31 +6,41 @@ A new backend is one entry here; the contract's tests run over this table.
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from hypermlp.ops import blocked, reference
+from hypermlp.ops import blocked, native, reference
 from hypermlp.ops.library import register_kernels
 
 Run = Callable[..., Tensor]
 
 
+def _always() -> None:
+    return None
+
+
+def _everything(device_type: str, activation: str) -> None:
+    return None
+
+
 @dataclass(frozen=True)
 class Backend:
-    """``unavailable`` and ``unsupported`` return None, or the reason why it cannot run here, or not on these tensors."""
+    """``unavailable`` and ``unsupported`` return None, or the reason why it cannot run here, or not on this."""
 
     name: str
     run: Run
-    unavailable: Callable[[], str | None] = lambda: None
-    unsupported: Callable[[Tensor], str | None] = lambda q: None
+    unavailable: Callable[[], str | None] = _always
+    unsupported: Callable[[str, str], str | None] = _everything  # (device type, activation)
 
 
 BACKENDS = {
     backend.name: backend
     for backend in (  # in the order of "auto"
+        Backend("native", register_kernels("native", native.forward, native.backward), native.unavailable, native.unsupported),
         Backend("blocked", register_kernels("blocked", blocked.forward, blocked.backward)),
         Backend("reference", reference.reference_attention),
     )
@@ -42,25 +52,38 @@ def available_backends() -> list[str]:
     return [name for name, backend in BACKENDS.items() if backend.unavailable() is None]
 
 
-def choose_backend(name: str, q: Tensor) -> Backend:
-    """An explicit name is used or refused with the reason; "auto" takes the first that can, and says once what it passed over."""
+def choose_backend(name: str, device_type: str, activation: str) -> str:
+    """The name of the backend to use.
+
+    An explicit name, or ``HYPERMLP_BACKEND`` in place of "auto", is used or refused with the reason. "auto" takes the first
+    that can, and says once if one that should be there is not.
+    """
+    names = f"'auto', {', '.join(map(repr, BACKENDS))}"
     if not isinstance(name, str):
-        raise ValueError(f"backend is {name!r}; it must be a string: 'auto', {', '.join(map(repr, BACKENDS))}")
+        raise ValueError(f"backend is {name!r}; it must be a string: {names}")
+    if name == "auto":
+        name = os.environ.get("HYPERMLP_BACKEND") or "auto"
     if name == "auto":
         for backend in BACKENDS.values():
-            reason = backend.unavailable() or backend.unsupported(q)
+            if backend.unsupported(device_type, activation) is not None:
+                continue
+            reason = backend.unavailable()
             if reason is None:
-                return backend
+                return backend.name
             _say_once(backend.name, reason)
     if name not in BACKENDS:
-        raise ValueError(f"unknown backend {name!r}; allowed: 'auto', {', '.join(map(repr, BACKENDS))}")
-    backend = BACKENDS[name]
-    reason = backend.unavailable() or backend.unsupported(q)
+        raise ValueError(f"unknown backend {name!r}; allowed: {names}")
+    reason = BACKENDS[name].unsupported(device_type, activation) or BACKENDS[name].unavailable()
     if reason is not None:
         raise ValueError(
             f"backend {name!r} is not available: {reason}. Available here: 'auto', {', '.join(map(repr, available_backends()))}"
         )
-    return backend
+    return name
+
+
+# torch.compile calls it while tracing and keeps the answer. This is all that torch.compiler.assume_constant_result does,
+# which would import the whole compiler.
+choose_backend._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache

@@ -21,6 +21,8 @@ def kernel(request):
 @pytest.mark.parametrize("activation", ["relu", "glu", "softmax"])
 @pytest.mark.parametrize("mixes", ["1", "2", "12"])
 def test_opcheck(kernel, activation, mixes):
+    if BACKENDS[kernel].unsupported("cpu", activation):
+        return  # refused: tests/ops/test_contract.py
     inputs = op_inputs(queries=6, activation=activation, mixes=mixes).requires_grad()
     none = (None,) * 4
     starts = torch.tensor([[0, 0, 0, 2, 2, 2], [0, 1, 2, 3, 4, 5]]) if mixes == "12" else None

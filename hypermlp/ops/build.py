@@ -1,0 +1,122 @@
+"""Builds the C++ kernels once, on first use, and keeps them in the user's cache.
+
+Nothing is compiled at install or import. The library is named by a hash of everything it depends on: sources, flags,
+compiler, torch, processor. It is built aside and renamed, so a half-written one is never loaded; a lock lets processes that
+start together build once, and a process that waits too long for it builds on its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+SOURCES = Path(__file__).parent / "csrc"
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared")
+LOCK_SECONDS = 120.0
+
+
+class BuildError(RuntimeError):
+    """Why there is no library."""
+
+
+def cache_directory() -> Path:
+    """``HYPERMLP_CACHE``, or a folder in the user's cache."""
+    chosen = os.environ.get("HYPERMLP_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(chosen) if chosen else Path(base) / "hypermlp"
+
+
+def compiler() -> str:
+    """``CXX``, or the first compiler found."""
+    candidates = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
+    for name in candidates:
+        if path := shutil.which(name):
+            return path
+    raise BuildError(f"no C++ compiler found (tried {', '.join(candidates)}); install one, or name it in CXX")
+
+
+def extra_flags() -> tuple[str, ...]:
+    """``HYPERMLP_CXXFLAGS``, for instance for a sanitizer."""
+    return tuple(os.environ.get("HYPERMLP_CXXFLAGS", "").split())
+
+
+def library_path() -> Path:
+    """Where the library of these sources, this compiler, this torch and this processor is, or will be."""
+    version = subprocess.run([compiler(), "--version"], capture_output=True, text=True, check=False).stdout
+    key = hashlib.sha256("\0".join((version, torch.__version__, _processor(), *FLAGS, *extra_flags())).encode())
+    for source in sorted(SOURCES.iterdir()):
+        key.update(source.name.encode() + b"\0" + source.read_bytes())
+    return cache_directory() / f"kernels-{key.hexdigest()[:16]}.so"
+
+
+def _processor() -> str:
+    """What -march=native sees."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return torch.backends.cpu.get_cpu_capability()
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+
+
+def build(*, quiet: bool = False) -> Path:
+    """The library, built if it is not there yet. Raises BuildError with the reason."""
+    path = library_path()
+    if path.exists():
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(path.with_suffix(".lock")):
+            if not path.exists():
+                _compile(path, quiet=quiet)
+    except OSError as error:
+        raise BuildError(f"cannot write to the cache {path.parent}: {error}; name another folder in HYPERMLP_CACHE") from error
+    return path
+
+
+def _compile(path: Path, *, quiet: bool) -> None:
+    if not quiet:
+        print(f"hypermlp: building the CPU kernels in {path.parent}, once, about 10 s", file=sys.stderr, flush=True)
+    began = time.monotonic()
+    handle, aside = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    os.close(handle)
+    command = [compiler(), *FLAGS, *extra_flags(), "-o", aside, *map(str, sorted(SOURCES.glob("*.cpp")))]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+        if done.returncode != 0:
+            raise BuildError(f"the C++ compiler failed:\n{' '.join(command)}\n{done.stderr[-2000:]}")
+        os.chmod(aside, 0o644)
+        os.replace(aside, path)
+    except subprocess.TimeoutExpired as error:
+        raise BuildError("the C++ compiler took more than 600 s") from error
+    finally:
+        Path(aside).unlink(missing_ok=True)
+    if not quiet:
+        print(f"hypermlp: built in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold the lock file, or give up waiting after LOCK_SECONDS: building twice is harmless, hanging is not."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        yield
+        return
+    with open(path, "w") as file:
+        deadline = time.monotonic() + LOCK_SECONDS
+        while time.monotonic() < deadline:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(0.1)
+        yield
