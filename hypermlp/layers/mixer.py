@@ -52,10 +52,12 @@ class Mixer(nn.Module):
         self.o_proj = nn.Linear(vo, hidden, bias=False)
         self.k_conv = nn.Parameter(torch.empty(hidden, config.conv_kernel)) if config.conv else None
         self.v_conv = nn.Parameter(torch.empty(hidden, config.conv_kernel)) if config.conv else None
-        self.q_gate = nn.Linear(hidden, qk) if config.feature_gates else None
-        self.o_gate = nn.Linear(hidden, vo) if config.feature_gates else None
-        self.mix1 = SequenceMix(hidden, config.num_branches, config.max_length, config.rank) if config.mix1 else None
-        self.mix2 = SequenceMix(hidden, config.num_heads, config.max_length, config.rank) if config.mix2 else None
+        self.mix1 = SequenceMix(config.num_branches, config.max_length, config.rank) if config.mix1 else None
+        self.mix2 = SequenceMix(config.num_heads, config.max_length, config.rank) if config.mix2 else None
+        # All sigmoid gates of x in one product: on the queries, on the head outputs, of the first and of the second mix.
+        mix_gates = (config.num_branches * config.rank * config.mix1, config.num_heads * config.rank * config.mix2)
+        self.gate_sizes = [qk * config.feature_gates, vo * config.feature_gates, *mix_gates]
+        self.gates = nn.Linear(hidden, sum(self.gate_sizes)) if any(self.gate_sizes) else None
         self.reset_parameters()
 
     @classmethod
@@ -66,7 +68,7 @@ class Mixer(nn.Module):
     def reset_parameters(self) -> None:
         """Weights N(0, init_std), biases and diagonals zero."""
         std = self.config.init_std
-        for module in (self.q_proj, self.k_proj, self.v_proj, self.o_proj, self.q_gate, self.o_gate):
+        for module in (self.q_proj, self.k_proj, self.v_proj, self.o_proj, self.gates):
             if module is not None:
                 nn.init.normal_(module.weight, std=std)
                 if module.bias is not None:
@@ -122,18 +124,20 @@ class Mixer(nn.Module):
         if config.rope:
             own_positions = positions_in_document(positions, stream_starts)
             q, k = (rotate(y, own_positions, config.rope_theta) for y in (q, k))
-        if self.q_gate is not None:
-            q = q * torch.sigmoid(self.q_gate(x)).view_as(q)
         if state is not None:
             k, v = state.offer(k, v)
-        mix1 = None if self.mix1 is None else self.mix1(x)
-        mix2 = None if self.mix2 is None else self.mix2(x)
+        mix1 = mix2 = o_gate = None
+        if self.gates is not None:
+            q_gate, o_gate, gate1, gate2 = torch.sigmoid(self.gates(x)).split(self.gate_sizes, dim=-1)
+            q = q * q_gate.unflatten(-1, q.shape[2:]) if config.feature_gates else q
+            mix1 = None if self.mix1 is None else self.mix1(gate1)
+            mix2 = None if self.mix2 is None else self.mix2(gate2)
         o = hyper_attention(
             q, k, v, mix1, mix2, activation=config.activation, layout=config.layout, starts=starts, eps=config.eps, backend=self.backend
         )
         o = o.flatten(2)
-        if self.o_gate is not None:
-            o = o * torch.sigmoid(self.o_gate(x))
+        if config.feature_gates and o_gate is not None:
+            o = o * o_gate
         if state is not None:
             state.commit(new)  # nothing can fail any more
         return self.o_proj(o)

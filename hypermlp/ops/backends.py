@@ -52,15 +52,18 @@ def available_backends() -> list[str]:
     return [name for name, backend in BACKENDS.items() if backend.unavailable() is None]
 
 
+def _names() -> str:
+    return f"'auto', {', '.join(map(repr, BACKENDS))}"
+
+
 def choose_backend(name: str, device_type: str, activation: str) -> str:
     """The name of the backend to use.
 
     An explicit name, or ``HYPERMLP_BACKEND`` in place of "auto", is used or refused with the reason. "auto" takes the first
     that can, and says once if one that should be there is not.
     """
-    names = f"'auto', {', '.join(map(repr, BACKENDS))}"
     if not isinstance(name, str):
-        raise ValueError(f"backend is {name!r}; it must be a string: {names}")
+        raise ValueError(f"backend is {name!r}; it must be a string: {_names()}")
     if name == "auto":
         name = os.environ.get("HYPERMLP_BACKEND") or "auto"
     if name == "auto":
@@ -72,7 +75,7 @@ def choose_backend(name: str, device_type: str, activation: str) -> str:
                 return backend.name
             _say_once(backend.name, reason)
     if name not in BACKENDS:
-        raise ValueError(f"unknown backend {name!r}; allowed: {names}")
+        raise ValueError(f"unknown backend {name!r}; allowed: {_names()}")
     reason = BACKENDS[name].unsupported(device_type, activation) or BACKENDS[name].unavailable()
     if reason is not None:
         raise ValueError(

@@ -20,6 +20,7 @@ from hypermlp.ops import build
 from hypermlp.ops.types import Mix
 
 BLOCK_ROWS = 64
+DECODE_QUERIES = 4  # up to so many queries are decoded one by one, without blocks
 
 
 def _pointers(*names: str) -> list[tuple[str, Any]]:
@@ -96,14 +97,28 @@ class _Call:
     """One call: the arguments in the kernel's form, and the tensors that must outlive it."""
 
     def __init__(
-        self, q: Tensor, k: Tensor, v: Tensor, mix1: Mix | None, mix2: Mix | None, starts: Tensor | None, glu: bool, lag: bool, eps: float
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mix1: Mix | None,
+        mix2: Mix | None,
+        starts: Tensor | None,
+        activation: str,
+        layout: str,
+        eps: float,
+        *,
+        decode: bool = False,
     ):
         self.dtype = torch.promote_types(q.dtype, torch.float32)
         self.kept: list[Tensor] = []
-        self.lag = lag
+        self.newest_last = layout == "lag" and not decode
+        self.decode = decode
         batch, queries, _, qk_dim = q.shape
         keys, heads, vo_dim = v.shape[1:]
-        self.problem = p = _Problem(batch, heads, queries, keys, qk_dim, vo_dim, BLOCK_ROWS, torch.get_num_threads(), glu, lag, eps)
+        threads = torch.get_num_threads()
+        p = _Problem(batch, heads, queries, keys, qk_dim, vo_dim, BLOCK_ROWS, threads, activation == "glu", layout == "lag", eps)
+        self.problem = p
         p.starts = self.pointer(starts.contiguous()) if starts is not None else None
         for name, x in (("q", q), ("k", k), ("v", v)):
             self.tensor(name, x)
@@ -122,15 +137,16 @@ class _Call:
         return x
 
     def rows(self, parameter: Tensor) -> Tensor:
-        """In the kernel's order: newest last for layout "lag"."""
+        """In the kernel's order: blocks want lag order newest last."""
         parameter = parameter.to(self.dtype)
-        return (parameter.flip(1) if self.lag else parameter).contiguous()
+        return (parameter.flip(1) if self.newest_last else parameter).contiguous()
 
     def mix(self, mix: Mix | None) -> _Mix:
         if mix is None:
             return _Mix()
         slots, rank = mix.left.shape[1:]
-        tensors = (self.rows(1 + mix.diag), self.rows(mix.left), self.rows(mix.right), mix.gate.to(self.dtype).contiguous())
+        scale = mix.diag if self.decode else 1 + mix.diag
+        tensors = (self.rows(scale), self.rows(mix.left), self.rows(mix.right), mix.gate.to(self.dtype).contiguous())
         return _Mix(*(self.pointer(x) for x in tensors), slots, rank)
 
     def run(self, name: str) -> None:
@@ -143,12 +159,13 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, mix1: Mix | None, mix2: Mix | None, starts: Tensor | None, activation: str, layout: str, eps: float
 ) -> tuple[Tensor, Tensor]:
     """The output ``[B, Tq, H, Dv]`` and 1/rho ``[H * B, Tq, 1]``."""
-    call = _Call(q, k, v, mix1, mix2, starts, activation == "glu", layout == "lag", eps)
+    decode = q.shape[1] <= DECODE_QUERIES
+    call = _Call(q, k, v, mix1, mix2, starts, activation, layout, eps, decode=decode)
     out = torch.empty(q.shape[0], q.shape[1], v.shape[2], v.shape[3], dtype=call.dtype)
     inverse_norm = torch.empty(v.shape[2] * q.shape[0], q.shape[1], 1, dtype=call.dtype)
     call.tensor("out", out)
     call.problem.inverse_norm = call.pointer(inverse_norm)
-    call.run("forward")
+    call.run("decode" if decode else "forward")
     return out.to(q.dtype), inverse_norm
 
 
@@ -166,7 +183,7 @@ def backward(
     eps: float,
 ) -> list[Tensor]:
     """Gradients of q, k, v and of the tensors of the mixes that are there."""
-    call = _Call(q, k, v, mix1, mix2, starts, activation == "glu", layout == "lag", eps)
+    call = _Call(q, k, v, mix1, mix2, starts, activation, layout, eps)
     call.tensor("grad_out", grad_out)
     call.problem.inverse_norm = call.pointer(inverse_norm.contiguous())
     grads = [torch.empty(q.shape, dtype=call.dtype), torch.zeros(k.shape, dtype=call.dtype), torch.zeros(v.shape, dtype=call.dtype)]
