@@ -18,6 +18,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "info": Command("hypermlp.info", "versions, device, backends and why one is missing", "hypermlp info"),
+    "build": Command("hypermlp.build", "build the CPU kernels ahead of their first use", "hypermlp build --force"),
     "bench op": Command(
         "hypermlp.bench.op",
         "time and memory of operator and layer against PyTorch's fused softmax attention",

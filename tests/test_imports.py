@@ -14,7 +14,7 @@ LEVELS = [
     {"layers"},
     {"models"},
     {"testing", "records"},
-    {"train", "mad", "study", "evals", "bench", "theory", "inspect", "info"},
+    {"train", "mad", "study", "evals", "bench", "theory", "inspect", "info", "build"},
     {"cli", "__main__"},
 ]
 LEVEL = {name: i for i, names in enumerate(LEVELS) for name in names}

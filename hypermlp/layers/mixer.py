@@ -14,8 +14,7 @@ from hypermlp.config import MixerConfig, is_integer, require
 from hypermlp.layers.common import causal_conv_pair, rotate
 from hypermlp.layers.mixing import SequenceMix
 from hypermlp.layers.state import MixerState
-from hypermlp.ops import hyper_attention
-from hypermlp.ops.api import autocast_enabled
+from hypermlp.ops.api import attend, autocast_enabled
 from hypermlp.ops.layout import check_starts_form, row_starts
 
 
@@ -132,9 +131,7 @@ class Mixer(nn.Module):
             q = q * q_gate.unflatten(-1, q.shape[2:]) if config.feature_gates else q
             mix1 = None if self.mix1 is None else self.mix1(gate1)
             mix2 = None if self.mix2 is None else self.mix2(gate2)
-        o = hyper_attention(
-            q, k, v, mix1, mix2, activation=config.activation, layout=config.layout, starts=starts, eps=config.eps, backend=self.backend
-        )
+        o = attend(q, k, v, mix1, mix2, starts, activation=config.activation, layout=config.layout, eps=config.eps, backend=self.backend)
         o = o.flatten(2)
         if config.feature_gates and o_gate is not None:
             o = o * o_gate

@@ -70,8 +70,6 @@ def hyper_attention(
     mixes = (("mix1", mix1, q.shape[2]), ("mix2", mix2, v.shape[2]))
     lengths = [_check_mix(name, mix, q, heads) for name, mix, heads in mixes if mix is not None]
     slots = min(lengths) if lengths else -1
-    fused = activation == "softmax" and mix1 is None and mix2 is None
-    chosen = choose_backend(backend, q.device.type, "fused" if fused else activation)
     if starts is not None:
         check_starts_form(starts, q)
         starts = row_starts(starts, q.shape[1], k.shape[1], slots)
@@ -79,6 +77,25 @@ def hyper_attention(
         raise ValueError(
             f"{k.shape[1]} positions, but the mixes have only {slots} slots; pass longer mixes, or starts that keep each query to {slots}"
         )
+    return attend(q, k, v, mix1, mix2, starts, activation=activation, layout=layout, eps=eps, backend=backend)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mix1: Mix | None,
+    mix2: Mix | None,
+    starts: Tensor | None,
+    *,
+    activation: str,
+    layout: str,
+    eps: float,
+    backend: str,
+) -> Tensor:
+    """``hyper_attention`` for callers whose arguments fit by construction; ``starts`` comes from ``row_starts``."""
+    fused = activation == "softmax" and mix1 is None and mix2 is None
+    chosen = choose_backend(backend, q.device.type, "fused" if fused else activation)
     if fused and chosen != "reference":
         return fused_softmax(q, k, v, starts)
     return BACKENDS[chosen].run(q, k, v, mix1, mix2, starts, activation=activation, layout=layout, eps=eps)
