@@ -19,7 +19,7 @@ from torch import Tensor
 from hypermlp.ops import build
 from hypermlp.ops.types import Mix
 
-BLOCK_ROWS = 64
+BLOCK_ROWS = ((128, 32), (1536, 64), (1 << 62, 96))  # up to so many keys, so many queries in a block: measured, not derived
 DECODE_QUERIES = 4  # up to so many queries are decoded one by one, without blocks
 
 
@@ -117,7 +117,8 @@ class _Call:
         batch, queries, _, qk_dim = q.shape
         keys, heads, vo_dim = v.shape[1:]
         threads = torch.get_num_threads()
-        p = _Problem(batch, heads, queries, keys, qk_dim, vo_dim, BLOCK_ROWS, threads, activation == "glu", layout == "lag", eps)
+        block_rows = next(rows for most, rows in BLOCK_ROWS if keys <= most)
+        p = _Problem(batch, heads, queries, keys, qk_dim, vo_dim, block_rows, threads, activation == "glu", layout == "lag", eps)
         self.problem = p
         p.starts = self.pointer(starts.contiguous()) if starts is not None else None
         for name, x in (("q", q), ("k", k), ("v", v)):

@@ -1,23 +1,24 @@
-// Decode: few queries against many keys is bound by memory, so each (batch, head, query) reads K, V and the mixes once, in
-// plain loops. Here the mixes' rows are in their own order, row = slot, and scale holds diag itself.
-#include <atomic>
-
+// Decode: few queries against many keys is bound by memory, so K, V and the mixes are read once, row by row, in four phases:
+// scores (threads take chunks of keys, all heads at once), mixes and activation (threads take heads), readout (chunks of keys
+// again, into partial sums), and the partial sums in the order of their chunks, so that the result does not depend on timing.
+// Here the mixes' rows are in their own order, row = slot, and scale holds diag itself.
 #include "common.h"
 
 namespace hypermlp {
+
+constexpr int64_t kChunk = 128;  // keys
 
 template <typename T>
 struct DecodeMix {
     const T *diag, *left, *right, *gate;
     int64_t rank;
 
-    DecodeMix(const Mix& mix, int64_t batch, int64_t query, int64_t head, int64_t heads, int64_t queries, bool transpose) {
+    DecodeMix(const Mix& mix, int64_t row, int64_t head, int64_t heads, bool transpose) {  // row: batch * queries + query
         rank = mix.rank;
-        if (!mix.scale) return;
         diag = static_cast<const T*>(mix.scale) + head * mix.slots;
         left = static_cast<const T*>(transpose ? mix.right : mix.left) + head * mix.slots * rank;
         right = static_cast<const T*>(transpose ? mix.left : mix.right) + head * mix.slots * rank;
-        gate = static_cast<const T*>(mix.gate) + ((batch * queries + query) * heads + head) * rank;
+        gate = static_cast<const T*>(mix.gate) + (row * heads + head) * rank;
     }
 
     // y <- y R; y has one number per visible key, oldest first. inner has room for rank numbers.
@@ -44,72 +45,107 @@ struct DecodeMix {
 };
 
 template <typename T>
-void decode_item(const Problem& p, Scratch& scratch, int64_t batch, int64_t head, int64_t query) {
-    const int64_t position = p.keys - p.queries + query;
-    const int64_t start = p.starts ? p.starts[batch * p.queries + query] : 0, count = position + 1 - start;
-    const int branches = p.glu ? 2 : 1;
-    const int64_t rank = std::max(p.mix1.rank, p.mix2.rank);
-    scratch.reserve(2 * Scratch::need<T>(std::max<int64_t>(count, 1)) + Scratch::need<T>(rank));
-    T* scores[2] = {scratch.take<T>(count), scratch.take<T>(count)};  // one per visible key, oldest first
-    T* inner = scratch.take<T>(rank);
+struct Decode {
+    const Problem& p;
+    int64_t rows, chunks, branches;  // rows: (batch, query) pairs
+    T *scores, *partial, *inner;     // [rows, branches, keys], [rows, chunks, heads, vo_dim], [rows, heads, rank]
 
-    for (int branch = 0; branch < branches; ++branch) {
-        const int64_t g = head + branch * p.heads;
-        const T* q = static_cast<const T*>(p.q.data) + batch * p.q.batch + query * p.q.token + g * p.q.head;
-        const T* k = static_cast<const T*>(p.k.data) + batch * p.k.batch + start * p.k.token + g * p.k.head;
-        for (int64_t i = 0; i < count; ++i) {
-            const T* key = k + i * p.k.token;
-            T sum = 0;
+    Decode(const Problem& problem, Scratch& scratch) : p(problem) {
+        rows = p.batch * p.queries;
+        chunks = (p.keys + kChunk - 1) / kChunk;
+        branches = p.glu ? 2 * p.heads : p.heads;
+        const int64_t rank = std::max(p.mix1.rank, p.mix2.rank), sizes[] = {rows * branches * p.keys, rows * chunks * p.heads * p.vo_dim, rows * p.heads * rank};
+        scratch.reserve(Scratch::need<T>(sizes[0]) + Scratch::need<T>(sizes[1]) + Scratch::need<T>(sizes[2]));
+        scores = scratch.take<T>(sizes[0]);
+        partial = scratch.take<T>(sizes[1]);
+        inner = scratch.take<T>(sizes[2]);
+    }
+
+    int64_t start(int64_t row) const { return p.starts ? p.starts[row] : 0; }
+    int64_t end(int64_t row) const { return p.keys - p.queries + row % p.queries + 1; }
+    T* score(int64_t row, int64_t branch) const { return scores + (row * branches + branch) * p.keys; }
+
+    void chunk_scores(int64_t row, int64_t chunk) const {
+        const int64_t from = std::max(start(row), chunk * kChunk), to = std::min(end(row), (chunk + 1) * kChunk);
+        const T* q = static_cast<const T*>(p.q.data) + row / p.queries * p.q.batch + row % p.queries * p.q.token;
+        const T* k = static_cast<const T*>(p.k.data) + row / p.queries * p.k.batch;
+        for (int64_t key = from; key < to; ++key)
+            for (int64_t g = 0; g < branches; ++g) {
+                const T *query = q + g * p.q.head, *values = k + key * p.k.token + g * p.k.head;
+                T sum = 0;
 #pragma omp simd reduction(+ : sum)
-            for (int64_t d = 0; d < p.qk_dim; ++d) sum += q[d] * key[d];
-            scores[branch][i] = sum;
-        }
-        if (p.mix1.scale) DecodeMix<T>(p.mix1, batch, query, g, branches * p.heads, p.queries, false).apply(scores[branch], count, p.lag, inner);
+                for (int64_t d = 0; d < p.qk_dim; ++d) sum += query[d] * values[d];
+                score(row, g)[key] = sum;
+            }
     }
 
-    T *gate = scores[0], *scale = scores[1], squares = 0;
+    void weights(int64_t row, int64_t head) const {
+        const int64_t count = end(row) - start(row), rank = std::max(p.mix1.rank, p.mix2.rank);
+        T *gate = score(row, head) + start(row), *room = inner + (row * p.heads + head) * rank, squares = 0;
+        if (p.mix1.scale)
+            for (int64_t g = head; g < branches; g += p.heads) DecodeMix<T>(p.mix1, row, g, branches, false).apply(score(row, g) + start(row), count, p.lag, room);
 #pragma omp simd reduction(+ : squares)
-    for (int64_t slot = 0; slot < count; ++slot) squares += gate[slot] * gate[slot];
-    if (p.glu) {
+        for (int64_t i = 0; i < count; ++i) squares += gate[i] * gate[i];
+        if (p.glu) {
+            const T* scale = score(row, head + p.heads) + start(row);
 #pragma omp simd
-        for (int64_t slot = 0; slot < count; ++slot) gate[slot] = positive(gate[slot]) * softplus(scale[slot]);
-    } else {
+            for (int64_t i = 0; i < count; ++i) gate[i] = positive(gate[i]) * softplus(scale[i]);
+        } else {
 #pragma omp simd
-        for (int64_t slot = 0; slot < count; ++slot) gate[slot] = positive(gate[slot]);
+            for (int64_t i = 0; i < count; ++i) gate[i] = positive(gate[i]);
+        }
+        inverse_norm(row, head) = 1 / std::sqrt(squares + T(p.eps));
+        if (p.mix2.scale) DecodeMix<T>(p.mix2, row, head, p.heads, true).apply(gate, count, p.lag, room);
     }
-    const T inverse_norm = 1 / std::sqrt(squares + T(p.eps));
-    static_cast<T*>(p.inverse_norm)[(head * p.batch + batch) * p.queries + query] = inverse_norm;
-    if (p.mix2.scale) DecodeMix<T>(p.mix2, batch, query, head, p.heads, p.queries, true).apply(gate, count, p.lag, inner);
 
-    const T* v = static_cast<const T*>(p.v.data) + batch * p.v.batch + start * p.v.token + head * p.v.head;
-    T* out = static_cast<T*>(p.out.data) + batch * p.out.batch + query * p.out.token + head * p.out.head;
-    std::fill(out, out + p.vo_dim, T(0));
-    int64_t i = 0;
-    for (; i + 4 <= count; i += 4) {  // four keys at a time, so that the output is loaded and stored a quarter as often
-        const T *v0 = v + i * p.v.token, *v1 = v0 + p.v.token, *v2 = v1 + p.v.token, *v3 = v2 + p.v.token;
-        const T w0 = gate[i], w1 = gate[i + 1], w2 = gate[i + 2], w3 = gate[i + 3];
+    T& inverse_norm(int64_t row, int64_t head) const { return static_cast<T*>(p.inverse_norm)[head * rows + row]; }
+
+    void chunk_readout(int64_t row, int64_t chunk) const {
+        const int64_t from = std::max(start(row), chunk * kChunk), to = std::min(end(row), (chunk + 1) * kChunk);
+        const T* v = static_cast<const T*>(p.v.data) + row / p.queries * p.v.batch;
+        T* sums = partial + (row * chunks + chunk) * p.heads * p.vo_dim;
+        std::fill(sums, sums + p.heads * p.vo_dim, T(0));
+        for (int64_t key = from; key < to; ++key)
+            for (int64_t head = 0; head < p.heads; ++head) {
+                const T* value = v + key * p.v.token + head * p.v.head;
+                const T weight = score(row, head)[key];
+                T* sum = sums + head * p.vo_dim;
 #pragma omp simd
-        for (int64_t d = 0; d < p.vo_dim; ++d) out[d] += (w0 * v0[d] + w1 * v1[d]) + (w2 * v2[d] + w3 * v3[d]);
+                for (int64_t d = 0; d < p.vo_dim; ++d) sum[d] += weight * value[d];
+            }
     }
-    for (; i < count; ++i) {
-        const T* value = v + i * p.v.token;
-        const T weight = gate[i];
+
+    void reduce(int64_t row, int64_t head) const {
+        T* out = static_cast<T*>(p.out.data) + row / p.queries * p.out.batch + row % p.queries * p.out.token + head * p.out.head;
+        const T factor = inverse_norm(row, head);
+        std::fill(out, out + p.vo_dim, T(0));
+        for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+            const T* sum = partial + ((row * chunks + chunk) * p.heads + head) * p.vo_dim;
 #pragma omp simd
-        for (int64_t d = 0; d < p.vo_dim; ++d) out[d] += weight * value[d];
+            for (int64_t d = 0; d < p.vo_dim; ++d) out[d] += factor * sum[d];
+        }
     }
-    for (int64_t d = 0; d < p.vo_dim; ++d) out[d] *= inverse_norm;
-}
+
+    void run() const {
+        const int threads = static_cast<int>(std::min(p.threads, rows * std::max(chunks, p.heads)));
+#pragma omp parallel num_threads(threads)
+        {
+#pragma omp for schedule(static)
+            for (int64_t i = 0; i < rows * chunks; ++i) chunk_scores(i / chunks, i % chunks);
+#pragma omp for schedule(static)
+            for (int64_t i = 0; i < rows * p.heads; ++i) weights(i / p.heads, i % p.heads);
+#pragma omp for schedule(static)
+            for (int64_t i = 0; i < rows * chunks; ++i) chunk_readout(i / chunks, i % chunks);
+#pragma omp for schedule(static)
+            for (int64_t i = 0; i < rows * p.heads; ++i) reduce(i / p.heads, i % p.heads);
+        }
+    }
+};
 
 template <typename T>
 void decode(const Problem& p) {
-    const int64_t count = p.batch * p.heads * p.queries;
-    std::atomic<int64_t> next{0};
-#pragma omp parallel num_threads(static_cast<int>(std::min(p.threads, count)))
-    {
-        static thread_local Scratch scratch;
-        for (int64_t i = next++; i < count; i = next++)
-            decode_item<T>(p, scratch, i / (p.heads * p.queries), i / p.queries % p.heads, i % p.queries);
-    }
+    static thread_local Scratch scratch;
+    Decode<T>(p, scratch).run();
 }
 
 }  // namespace hypermlp
