@@ -4,13 +4,19 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 STAMP := $(VENV)/installed
 
-.PHONY: test test-all lint clean
+.PHONY: test test-all sanitize lint clean
 
 test: lint
 	$(BIN)/python -m pytest
 
 test-all: lint
 	$(BIN)/python -m pytest -m ""
+
+# The native kernels under the address and undefined-behaviour sanitizers, over the contract's shapes.
+SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g
+sanitize: $(STAMP)
+	HYPERMLP_CACHE=$(CURDIR)/$(VENV)/sanitized HYPERMLP_CXXFLAGS="$(SANITIZERS)" LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so)" \
+	ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest -k "native and not compile" tests/ops/test_contract.py tests/layers
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -11,6 +11,10 @@
 #include <cstring>
 #include <new>
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace hypermlp {
 
 // One sequence mix. Rows are in kernel order: newest last for layout "lag", oldest first for "forward".
@@ -75,9 +79,13 @@ void product_tn(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const 
 // Memory of one thread, kept between calls: fresh pages cost more than the arithmetic on them.
 class Scratch {
   public:
-    ~Scratch() { std::free(memory_); }
+    ~Scratch() {
+        unpoison(memory_, size_);
+        std::free(memory_);
+    }
     void reserve(size_t bytes) {
         used_ = 0;
+        unpoison(memory_, size_);
         if (bytes <= size_) return;
         std::free(memory_);
         size_ = 0;
@@ -88,16 +96,26 @@ class Scratch {
     template <typename T>
     T* take(int64_t count) {
         char* start = memory_ + used_;
-        used_ += round(count * sizeof(T));
+        used_ += need<T>(count);
+        poison(start + count * sizeof(T), memory_ + used_);
         return reinterpret_cast<T*>(start);
     }
     template <typename T>
     static size_t need(int64_t count) {
-        return round(count * sizeof(T));
+        return round(count * sizeof(T)) + kRedZone;
     }
 
   private:
     static constexpr size_t kAlign = 64;
+#ifdef __SANITIZE_ADDRESS__  // so that a buffer's end is guarded although its neighbour follows
+    static constexpr size_t kRedZone = 128;
+    static void poison(char* from, char* to) { __asan_poison_memory_region(from, to - from); }
+    static void unpoison(char* from, size_t bytes) { __asan_unpoison_memory_region(from, bytes); }
+#else
+    static constexpr size_t kRedZone = 0;
+    static void poison(char*, char*) {}
+    static void unpoison(char*, size_t) {}
+#endif
     static size_t round(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
     char* memory_ = nullptr;
     size_t size_ = 0, used_ = 0;
