@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hypermlp.bench.gate import check_backend
 from hypermlp.bench.measure import Work, gemm_peak, interleaved_medians, peak_bytes
 from hypermlp.bench.softmax import SoftmaxAttention
 from hypermlp.budget import core_flops, forward_flops
@@ -31,6 +34,7 @@ class Row:
     batch: int
     length: int
     hidden: int
+    threads: int
     ours_ms: float
     softmax_ms: dict[int, float]
     ratio: float
@@ -54,16 +58,38 @@ def forward_backward(layer: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor,
     return work
 
 
-class OpBench:
-    """All rows of one size, measured with one budget of time."""
+@dataclass(frozen=True)
+class Case:
+    """One size, and what of it to measure."""
 
-    def __init__(self, args: argparse.Namespace, backend: str):
-        self.args, self.backend = args, backend
-        self.mixer = Mixer.from_label(args.label, hidden_size=args.hidden, max_length=args.length)
+    batch: int
+    length: int
+    hidden: int
+    threads: int
+    parts: tuple[str, ...] = ("core", "layer", "decode")
+
+
+def sweep_cases(threads: int) -> list[Case]:
+    """Lengths at width 768, widths at length 1024, one thread, short sequences of small models, decoding."""
+    training = ("core", "layer")
+    cases = [Case(2 if length <= 2048 else 1, length, 768, threads, training) for length in (128, 256, 512, 1024, 2048, 4096, 8192)]
+    cases += [Case(2, 1024, hidden, threads, training) for hidden in (128, 256, 1024)]
+    cases += [Case(32, 128, 128, threads, training), Case(2, 1024, 768, 1, training)]
+    cases += [Case(batch, length, 768, threads, ("decode",)) for length in (256, 1024, 4096) for batch in (1, 8)]
+    return cases
+
+
+class OpBench:
+    """All rows of one case."""
+
+    def __init__(self, args: argparse.Namespace, case: Case, backend: str):
+        self.args, self.case, self.backend = args, case, backend
+        self.heads = args.softmax_heads or [heads for heads in (2, 12) if case.hidden % heads == 0] or [1]
+        self.mixer = Mixer.from_label(args.label, hidden_size=case.hidden, max_length=case.length)
         randomise_(self.mixer, scale=0.02)
         self.mixer.backend = backend
-        self.softmax = {heads: SoftmaxAttention(args.hidden, heads) for heads in args.softmax_heads}
-        self.x = torch.randn(args.batch, args.length, args.hidden)
+        self.softmax = {heads: SoftmaxAttention(case.hidden, heads) for heads in self.heads}
+        self.x = torch.randn(case.batch, case.length, case.hidden)
 
     def row(self, what: str, ours: Work, softmax: dict[int, Work], flops: int | None) -> Row:
         works: dict[str, Work] = {"ours": ours, "gemm": gemm_peak(size=GEMM_SIZE)}
@@ -75,9 +101,10 @@ class OpBench:
         return Row(
             what=what,
             backend=self.backend,
-            batch=self.args.batch,
-            length=self.args.length,
-            hidden=self.args.hidden,
+            batch=self.case.batch,
+            length=self.case.length,
+            hidden=self.case.hidden,
+            threads=self.case.threads,
             ours_ms=1e3 * seconds["ours"],
             softmax_ms={heads: 1e3 * time for heads, time in times.items()},
             ratio=seconds["ours"] / times[best],
@@ -87,10 +114,10 @@ class OpBench:
         )
 
     def core(self) -> list[Row]:
-        args, config = self.args, self.mixer.config
+        case, config = self.case, self.mixer.config
         inputs = op_inputs(
-            batch=args.batch,
-            queries=args.length,
+            batch=case.batch,
+            queries=case.length,
             heads=config.num_heads,
             qk_dim=config.qk_dim,
             vo_dim=config.vo_dim,
@@ -103,9 +130,7 @@ class OpBench:
         def ours(_x: Tensor) -> Tensor:
             return hyper_attention(*inputs, activation=config.activation, layout=config.layout, backend=self.backend)
 
-        heads_first = {
-            heads: torch.randn(3, args.batch, heads, args.length, args.hidden // heads).unbind(0) for heads in args.softmax_heads
-        }
+        heads_first = {heads: torch.randn(3, case.batch, heads, case.length, case.hidden // heads).unbind(0) for heads in self.heads}
         for q, k, v in heads_first.values():
             for x in (q, k, v):
                 x.requires_grad_()
@@ -116,14 +141,14 @@ class OpBench:
 
         with torch.no_grad():
             grad = torch.randn_like(ours(self.x))
-        flops = args.batch * core_flops(config, args.length)
-        softmax_grads = {heads: torch.randn_like(heads_first[heads][0]) for heads in args.softmax_heads}
+        flops = case.batch * core_flops(config, case.length)
+        softmax_grads = {heads: torch.randn_like(heads_first[heads][0]) for heads in self.heads}
         return [
-            self.row("core forward", forward_only(ours, self.x), {h: forward_only(theirs(h), self.x) for h in args.softmax_heads}, flops),
+            self.row("core forward", forward_only(ours, self.x), {h: forward_only(theirs(h), self.x) for h in self.heads}, flops),
             self.row(
                 "core forward+backward",
                 forward_backward(ours, self.x, grad, inputs.tensors()),
-                {h: forward_backward(theirs(h), self.x, softmax_grads[h], list(heads_first[h])) for h in args.softmax_heads},
+                {h: forward_backward(theirs(h), self.x, softmax_grads[h], list(heads_first[h])) for h in self.heads},
                 3 * flops,
             ),
         ]
@@ -131,7 +156,7 @@ class OpBench:
     def layer(self) -> list[Row]:
         x = self.x.clone().requires_grad_()
         grad = torch.randn_like(x)
-        flops = self.args.batch * forward_flops(self.mixer.config, self.args.length)
+        flops = self.case.batch * forward_flops(self.mixer.config, self.case.length)
 
         def both(module: nn.Module) -> Work:
             return forward_backward(module, x, grad, [x, *module.parameters()])
@@ -143,37 +168,49 @@ class OpBench:
 
     @torch.no_grad()
     def decode(self) -> Row:
-        args = self.args
-        state = self.mixer.new_state(args.batch)
+        case = self.case
+        state = self.mixer.new_state(case.batch)
         self.mixer(self.x[:, :-1], state=state)
         token = self.x[:, -1:]
 
         def ours() -> None:
             with torch.no_grad():
                 self.mixer(token, state=state)
-            state.crop(args.length - 1)
+            state.crop(case.length - 1)
 
-        caches = {heads: module.cache(args.batch, args.length) for heads, module in self.softmax.items()}
+        caches = {heads: module.cache(case.batch, case.length) for heads, module in self.softmax.items()}
 
         def theirs(heads: int) -> Work:
             return forward_only(lambda x: self.softmax[heads].step(x, caches[heads]), token)
 
-        return self.row("layer decode one token", ours, {heads: theirs(heads) for heads in args.softmax_heads}, None)
+        return self.row("layer decode one token", ours, {heads: theirs(heads) for heads in self.heads}, None)
 
     def run(self) -> list[Row]:
-        return [*self.core(), *self.layer(), self.decode()]
+        parts = {"core": self.core, "layer": self.layer, "decode": lambda: [self.decode()]}
+        return [row for part in self.case.parts for row in parts[part]()]
 
 
 def table(rows: list[Row]) -> str:
     """Markdown."""
     lines = [
-        "| what | backend | B | T | D | ours ms | softmax ms (heads) | ratio | of GEMM peak | ours MiB | softmax MiB |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| what | backend | B | T | D | threads | ours ms | softmax ms (heads) | ratio | of GEMM peak | ours MiB | softmax MiB |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in rows:
         softmax = ", ".join(f"{time:.2f} ({heads})" for heads, time in row.softmax_ms.items())
         share = "" if row.share_of_gemm_peak is None else f"{row.share_of_gemm_peak:.0%}"
-        cells = [row.what, row.backend, row.batch, row.length, row.hidden, f"{row.ours_ms:.2f}", softmax, f"{row.ratio:.2f}", share]
+        cells = [
+            row.what,
+            row.backend,
+            row.batch,
+            row.length,
+            row.hidden,
+            row.threads,
+            f"{row.ours_ms:.2f}",
+            softmax,
+            f"{row.ratio:.2f}",
+            share,
+        ]
         lines.append("| " + " | ".join(map(str, [*cells, f"{row.ours_mib:.1f}", f"{row.softmax_mib:.1f}"])) + " |")
     return "\n".join(lines)
 
@@ -188,6 +225,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--rounds", type=int, default=15, help="most timed rounds of a row")
     parser.add_argument("--seconds", type=float, default=20, help="stop a row's rounds after this long")
+    parser.add_argument("--sweep", action="store_true", help="many sizes instead of one: lengths, widths, threads, decoding")
     parser.add_argument("--json", metavar="FILE", help="write a record")
 
 
@@ -196,18 +234,22 @@ def main(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and value < least:
             raise ValueError(f"--{name} is {value}; it must be at least {least}")
-    args.softmax_heads = args.softmax_heads or [heads for heads in (2, 12) if args.hidden % heads == 0] or [1]
-    for heads in args.softmax_heads:
+    for heads in args.softmax_heads or []:
         if heads < 1 or args.hidden % heads:
             raise ValueError(f"--softmax-heads has {heads}, which does not divide --hidden {args.hidden}")
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
+    threads = args.threads or torch.get_num_threads()
+    cases = sweep_cases(threads) if args.sweep else [Case(args.batch, args.length, args.hidden, threads)]
     backends = args.backend or [name for name in available_backends() if name != "reference"]
-    print(
-        f"{args.label} against softmax attention, float32, {torch.get_num_threads()} threads; at most {5 * args.seconds:.0f} s per backend",
-        flush=True,
-    )
-    rows = [row for backend in backends for row in OpBench(args, backend).run()]
+    longest = len(backends) * sum(2 * len(case.parts) for case in cases) * args.seconds / 60
+    print(f"{args.label} against softmax attention, float32; {len(cases)} sizes, at most {longest:.0f} minutes", flush=True)
+    for backend in backends:
+        print(f"{backend}: {check_backend(backend)} cases equal the reference", flush=True)
+    rows: list[Row] = []
+    for done, (case, backend) in enumerate(itertools.product(cases, backends), 1):
+        torch.set_num_threads(case.threads)
+        rows += OpBench(args, case, backend).run()
+        if args.sweep:
+            print(f"{done} of {len(cases) * len(backends)}: {backend} {case}", file=sys.stderr, flush=True)
     print(table(rows))
     if args.json:
         settings: dict[str, Any] = {k: v for k, v in vars(args).items() if isinstance(v, (int, float, str, list, type(None)))}
