@@ -240,8 +240,8 @@ def main(args: argparse.Namespace) -> None:
     threads = args.threads or torch.get_num_threads()
     cases = sweep_cases(threads) if args.sweep else [Case(args.batch, args.length, args.hidden, threads)]
     backends = args.backend or [name for name in available_backends() if name != "reference"]
-    longest = len(backends) * sum(2 * len(case.parts) for case in cases) * args.seconds / 60
-    print(f"{args.label} against softmax attention, float32; {len(cases)} sizes, at most {longest:.0f} minutes", flush=True)
+    minutes = len(backends) * sum(4 * len(case.parts) for case in cases) * args.seconds / 60
+    print(f"{args.label} against softmax attention, float32; {len(cases)} sizes, about {minutes:.0f} minutes at most", flush=True)
     for backend in backends:
         print(f"{backend}: {check_backend(backend)} cases equal the reference", flush=True)
     rows: list[Row] = []
