@@ -17,3 +17,10 @@ def backend(request):
     if reason is not None:
         pytest.skip(f"backend {request.param} is not available: {reason}")
     return request.param
+
+
+@pytest.fixture
+def compiler():
+    """torch.compile with nothing left over from other tests: it counts recompilations per function, not per layer."""
+    torch.compiler.reset()
+    return torch.compile

@@ -81,15 +81,16 @@ def test_flops_are_the_sum_over_steps(label):
 
 
 def test_projection_flops_are_those_of_the_matrix_products():
-    """PyTorch's own counter sees the projections; the operator and the convolution are opaque to it."""
+    """PyTorch's own counter sees the projections as plain matrix products; whatever the operator does is batched or opaque."""
     from torch.utils.flop_counter import FlopCounterMode
 
     config = MixerConfig.from_label("G-cg-q-12o", hidden_size=64, max_length=16)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        q_k_v_o_and_gates = Mixer(config)(torch.randn(1, 16, 64))
-    assert q_k_v_o_and_gates.shape == (1, 16, 64)
+        Mixer(config)(torch.randn(1, 16, 64))
+    counts = counter.get_flop_counts()["Global"]
+    counted = counts.get(torch.ops.aten.mm, 0) + counts.get(torch.ops.aten.addmm, 0)
     table = flops_table(config, 16)
-    assert table["projections"] + table["feature_gates"] + table["mix_gates"] <= counter.get_total_flops()
+    assert table["projections"] + table["feature_gates"] + table["mix_gates"] == counted
 
 
 def test_hyperglu_does_less_core_work_than_attention():

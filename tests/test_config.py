@@ -12,7 +12,7 @@ def test_default_is_hyperglu():
 
 
 def test_labels_set_the_switches():
-    config = MixerConfig.from_label("R-pc-v-2!".replace("-v", ""), hidden_size=64, max_length=8)
+    config = MixerConfig.from_label("R-pc-2!", hidden_size=64, max_length=8)
     assert (config.activation, config.rope, config.conv, config.feature_gates) == ("relu", True, True, False)
     assert (config.mix1, config.mix2, config.layout, config.qk_width, config.vo_width) == (False, True, "forward", 64, 64)
     assert MixerConfig.from_label("S-c-v", hidden_size=64, max_length=8).vo_width == 16

@@ -1,4 +1,4 @@
-"""Interleaved timing and peak memory."""
+"""Interleaved timing and peak memory, on the CPU."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 Work = Callable[[], object]
+WARMUPS = 2
 
 
-def interleaved_medians(works: dict[str, Work], *, rounds: int, seconds: float, warmups: int = 2) -> dict[str, float]:
+def interleaved_medians(works: dict[str, Work], *, rounds: int, seconds: float) -> dict[str, float]:
     """Median seconds of each piece of work, timed in turn: what slows the machine slows them all.
 
     At most ``rounds`` rounds, fewer (but at least three) once ``seconds`` have gone by.
     """
-    for _ in range(warmups):
+    for _ in range(WARMUPS):
         for work in works.values():
             work()
     times: dict[str, list[float]] = {name: [] for name in works}
@@ -34,28 +35,14 @@ def interleaved_medians(works: dict[str, Work], *, rounds: int, seconds: float, 
 
 
 def _timed(work: Work) -> float:
-    _synchronise()
     began = time.perf_counter()
     work()
-    _synchronise()
     return time.perf_counter() - began
-
-
-def _synchronise() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def peak_bytes(work: Work) -> int:
     """Most memory that PyTorch's allocator held at once during ``work``, beyond what it held before."""
     work()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        work()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
     with _quiet_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
     held = peak = 0
@@ -79,7 +66,7 @@ def _quiet_stderr() -> Iterator[None]:
             os.close(kept)
 
 
-def gemm_peak(dtype: torch.dtype = torch.float32, size: int = 1536) -> Work:
+def gemm_peak(size: int) -> Work:
     """A square matrix product to put among the timed works: ``2 * size ** 3`` FLOPs at the machine's best rate."""
-    a, b, out = (torch.randn(size, size, dtype=dtype) for _ in range(3))
+    a, b, out = (torch.randn(size, size) for _ in range(3))
     return lambda: torch.mm(a, b, out=out)

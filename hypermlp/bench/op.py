@@ -92,7 +92,7 @@ class OpBench:
         self.x = torch.randn(case.batch, case.length, case.hidden)
 
     def row(self, what: str, ours: Work, softmax: dict[int, Work], flops: int | None) -> Row:
-        works: dict[str, Work] = {"ours": ours, "gemm": gemm_peak(size=GEMM_SIZE)}
+        works: dict[str, Work] = {"ours": ours, "gemm": gemm_peak(GEMM_SIZE)}
         works |= {str(heads): work for heads, work in softmax.items()}
         seconds = interleaved_medians(works, rounds=self.args.rounds, seconds=self.args.seconds)
         times = {heads: seconds[str(heads)] for heads in softmax}

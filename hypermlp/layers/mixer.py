@@ -135,9 +135,10 @@ class Mixer(nn.Module):
         o = o.flatten(2)
         if config.feature_gates and o_gate is not None:
             o = o * o_gate
+        out = self.o_proj(o)
         if state is not None:
-            state.commit(new)  # nothing can fail any more
-        return self.o_proj(o)
+            state.commit(new, stream_starts)  # nothing can fail any more
+        return out
 
     def _check(self, x: Tensor, state: MixerState | None, starts: Tensor | None) -> None:
         weight, max_length = self.q_proj.weight, self.config.max_length

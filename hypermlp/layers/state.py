@@ -68,7 +68,6 @@ class MixerState:
         self.rollback = rollback
         self.length = 0
         self.starts: Tensor | None = None  # int64 [B, T], as the caller gave them; None if none was ever given
-        self._pending_starts: Tensor | None = None
         self._keys, self._values, self._inputs = _Rows(), _Rows(), _Rows()
 
     @property
@@ -97,8 +96,7 @@ class MixerState:
         """``starts``, ``[B]`` or ``[B, new]``, of the next ``new`` positions; returns those of all, ``[B, T]``."""
         rows = starts[:, None].expand(-1, new) if starts.dim() == 1 else starts
         past = rows.new_zeros(rows.shape[0], self.length) if self.starts is None else self.starts
-        self._pending_starts = torch.cat([past, rows], dim=1)
-        return self._pending_starts
+        return torch.cat([past, rows], dim=1)
 
     def offer_inputs(self, x: Tensor) -> Tensor:
         """``x`` behind the earlier inputs that its convolution reaches back to, ``[B, <= conv_history + T, D]``."""
@@ -114,10 +112,11 @@ class MixerState:
             )
         return self._keys.extended(keys), self._values.extended(values)
 
-    def commit(self, new: int) -> None:
+    def commit(self, new: int, starts: Tensor | None) -> None:
+        """Take in the ``new`` positions that were offered; ``starts`` of all, as ``offer_starts`` gave them."""
         self.length += new
         self._keys.length = self._values.length = self.length
-        self.starts, self._pending_starts = self._pending_starts, None
+        self.starts = starts
         if self.config.conv:
             self._inputs.length += new
             self._inputs.keep_last(self.conv_history + self.rollback)

@@ -108,7 +108,7 @@ def autocast_enabled(device_type: str) -> bool:
 
 def _check_eps(eps: float, dtype: torch.dtype) -> None:
     least = torch.finfo(torch.promote_types(dtype, torch.float32)).tiny
-    if not isinstance(eps, (int, float)) or not math.isfinite(eps) or eps < least:
+    if not isinstance(eps, (int, float)) or not least <= eps < math.inf:  # NaN is not
         raise ValueError(f"eps is {eps!r}; it must be a finite number of at least {least:.3g} (for {dtype}), such as 1e-12")
 
 
@@ -153,7 +153,7 @@ def _check_mix(name: str, mix: Mix, q: Tensor, heads: int) -> int:
     slots, rank = mix.left.shape[1:]
     expected = {"diag": (heads, slots), "left": (heads, slots, rank), "right": (heads, slots, rank), "gate": (*q.shape[:2], heads, rank)}
     for field, x in zip(Mix._fields, mix, strict=True):
-        if tuple(x.shape) != expected[field]:
+        if any(a != b for a, b in zip(x.shape, expected[field], strict=True)):
             raise ValueError(f"{name}.{field} has shape {list(x.shape)}; it must be {list(expected[field])}")
         if x.device != q.device:
             raise ValueError(f"{name}.{field} is on {x.device}, q on {q.device}; all tensors must be on one device")

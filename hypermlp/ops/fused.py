@@ -21,8 +21,10 @@ MAX_MASK_CELLS = 1 << 22
 def fused_softmax(q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None) -> Tensor:
     batch, num_queries, num_keys = q.shape[0], q.shape[1], k.shape[1]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, H, T, D]
-    if starts is None and num_queries in (1, num_keys):
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=num_queries > 1)
+    if starts is None and num_queries == 1:
+        out = F.scaled_dot_product_attention(q, k, v)
+    elif starts is None and num_queries == num_keys:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     else:
         rows = max(1, MAX_MASK_CELLS // (batch * num_keys))
         blocks = [range(first, min(first + rows, num_queries)) for first in range(0, num_queries, rows)]

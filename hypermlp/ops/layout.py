@@ -25,7 +25,9 @@ def check_starts_form(starts: Tensor, like: Tensor) -> None:
         raise ValueError(f"starts is a {type(starts).__name__}; it must be an integer tensor")
     if starts.dtype not in INTEGERS:
         raise ValueError(f"starts is {starts.dtype}; it must be an integer tensor")
-    if tuple(starts.shape) not in ((like.shape[0],), tuple(like.shape[:2])):
+    # compared number by number: torch.compile may trace them as symbols
+    fits = starts.dim() in (1, 2) and all(a == b for a, b in zip(starts.shape, like.shape, strict=False))
+    if not fits:
         raise ValueError(f"starts has shape {list(starts.shape)}; it must be [{like.shape[0]}] or {list(like.shape[:2])}")
     if starts.device != like.device:
         raise ValueError(f"starts is on {starts.device}, its queries on {like.device}; they must be on one device")

@@ -129,13 +129,12 @@ class _Call:
         self.kept.append(x)
         return x.data_ptr()
 
-    def tensor(self, name: str, x: Tensor) -> Tensor:
-        """Pass ``x``, ``[B, T, H, D]``; returns what is passed: ``x`` itself if dtype and strides allow it."""
+    def tensor(self, name: str, x: Tensor) -> None:
+        """Pass ``x``, ``[B, T, H, D]``: itself, if dtype and strides allow it."""
         x = x.to(self.dtype)
         if x.stride(3) != 1 or x.stride(1) < x.shape[3]:
             x = x.contiguous()
         setattr(self.problem, name, _Strided(self.pointer(x), x.stride(0), x.stride(1), x.stride(2)))
-        return x
 
     def rows(self, parameter: Tensor) -> Tensor:
         """In the kernel's order: blocks want lag order newest last."""

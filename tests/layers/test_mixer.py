@@ -66,14 +66,24 @@ def test_a_refused_call_leaves_the_state_alone():
 
 
 @pytest.mark.parametrize("label", ["G-cg-q-12o", "R-12!", "S-p"])
-def test_compiles_whole(label):
+def test_compiles_whole(label, compiler):
     layer, x = build_mixer(label, hidden_size=16, max_length=12, rank=2), torch.randn(2, 10, 16, requires_grad=True)
-    compiled = torch.compile(layer, fullgraph=True)
+    compiled = compiler(layer, fullgraph=True)
     for starts in (None, torch.tensor([0, 4])):
         eager, fast = layer(x, starts=starts), compiled(x, starts=starts)
         assert_close(fast, eager, tolerance=1e-5)
         for a, e in zip(*(torch.autograd.grad(y.square().sum(), [x, *layer.parameters()]) for y in (fast, eager)), strict=True):
             assert_close(a, e, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("label", ["G-cg-q-12o", "R-12!", "S-p"])
+def test_compiles_with_symbolic_lengths(label, compiler):
+    layer = build_mixer(label, hidden_size=16, max_length=12, rank=2)
+    compiled = compiler(layer, fullgraph=True, dynamic=True)
+    for length in (5, 8, 11):
+        x = torch.randn(2, length, 16)
+        for starts in (None, torch.tensor([0, 4])):
+            assert_close(compiled(x, starts=starts), layer(x, starts=starts), tolerance=1e-5)
 
 
 def test_autocast_trains_in_bfloat16():

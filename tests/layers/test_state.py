@@ -144,8 +144,9 @@ def test_a_failed_call_leaves_the_state_alone():
     with torch.no_grad():
         layer(x[:, :5], state=state)
         layer.backend = "nope"
-        with pytest.raises(ValueError, match="unknown backend"):
-            layer(x[:, 5:8], state=state)
+        for starts in (None, torch.tensor([0, 4, 5])):
+            with pytest.raises(ValueError, match="unknown backend"):
+                layer(x[:, 5:8], state=state, starts=starts)
         layer.backend = "auto"
         assert state.length == 5
         assert_close(layer(x[:, 5:], state=state), layer(x)[:, 5:], tolerance=TIGHT)
@@ -195,9 +196,9 @@ def test_detach_cuts_the_gradient():
     assert "length=20" in repr(state)
 
 
-def test_decoding_compiles_whole():
+def test_decoding_compiles_whole(compiler):
     layer, x, state = setup()
-    compiled = torch.compile(layer, fullgraph=True)
+    compiled = compiler(layer, fullgraph=True)
     with torch.no_grad():
         layer(x[:, :9], state=state)
         assert_close(compiled(x[:, 9:10], state=state), layer(x)[:, 9:10], tolerance=TIGHT)

@@ -39,14 +39,14 @@ def test_opcheck_of_starts():
 
 @pytest.mark.parametrize("activation", ["glu", "softmax"])
 @pytest.mark.parametrize("starts", [None, torch.tensor([0, 3])])
-def test_compiles_whole_and_gives_the_same(kernel, activation, starts):
+def test_compiles_whole_and_gives_the_same(kernel, activation, starts, compiler):
     mixes = "12" if activation == "glu" else ""
     inputs = op_inputs(queries=12, activation=activation, mixes=mixes).requires_grad()
 
     def function(inputs, starts):
         return hyper_attention(*inputs, activation=activation, starts=starts, backend=kernel)
 
-    compiled = torch.compile(function, fullgraph=True)
+    compiled = compiler(function, fullgraph=True)
     for f in (function, compiled):
         out = f(inputs, starts)
         grads = torch.autograd.grad(out.square().sum(), inputs.tensors())
@@ -56,9 +56,18 @@ def test_compiles_whole_and_gives_the_same(kernel, activation, starts):
         assert_close(a, e, tolerance=1e-10)
 
 
-def test_compiled_code_still_checks_starts(kernel):
+def test_compiles_with_symbolic_lengths(kernel, compiler):
+    compiled = compiler(lambda inputs, starts: hyper_attention(*inputs, starts=starts, backend=kernel), fullgraph=True, dynamic=True)
+    for length in (6, 9):
+        inputs = op_inputs(queries=length)
+        for starts in (torch.tensor([0, 3]), (torch.arange(length) // 4 * 4).expand(2, -1).contiguous()):
+            expected = hyper_attention(*inputs, starts=starts, backend="reference")
+            assert_close(compiled(inputs, starts), expected, tolerance=1e-10)
+
+
+def test_compiled_code_still_checks_starts(kernel, compiler):
     inputs = op_inputs(queries=4)
-    compiled = torch.compile(lambda starts: hyper_attention(*inputs, starts=starts, backend=kernel), fullgraph=True)
+    compiled = compiler(lambda starts: hyper_attention(*inputs, starts=starts, backend=kernel), fullgraph=True)
     compiled(torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="beyond its query: got 9"):
         compiled(torch.tensor([0, 9]))
