@@ -1,5 +1,7 @@
 """What all tests share: reproducible randomness, two threads at most, one fixture per backend."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -11,12 +13,24 @@ def _seeded():
     torch.manual_seed(0)
 
 
-@pytest.fixture(params=list(BACKENDS))
+@contextmanager
+def _threads(count):
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.fixture(params=[*BACKENDS, "native, 1 thread"])
 def backend(request):
-    reason = BACKENDS[request.param].unavailable()
+    name, *one_thread = request.param.split(", ")
+    reason = BACKENDS[name].unavailable()
     if reason is not None:
-        pytest.skip(f"backend {request.param} is not available: {reason}")
-    return request.param
+        pytest.skip(f"backend {name} is not available: {reason}")
+    with _threads(1 if one_thread else 2):
+        yield name
 
 
 @pytest.fixture

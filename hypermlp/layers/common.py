@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hypermlp.ops import native as kernels
 from hypermlp.ops.backends import choose_backend
-from hypermlp.ops.library import refuse_forward_mode
+from hypermlp.ops.library import Operator, call, define, differentiate, refuse_forward_mode
 
 
 def causal_conv_pair(
@@ -24,7 +23,7 @@ def causal_conv_pair(
         x: ``[B, >= T, D]``: the T positions and, before them, as many earlier ones as there are (K - 1 matter; zeros before).
         weight1, weight2: ``[D, K]``, column i for lag i.
         length: T.
-        reach: int ``[B, T]``, how many positions, itself first, each position sees; None for all. 0 gives a zero row.
+        reach: int64 ``[B, T]``, how many positions, itself first, each position sees; None for all. 0 gives a zero row.
         backend: as for the operator: "native" or "auto" uses the C++ kernel, every other one is plain PyTorch.
 
     Returns:
@@ -32,7 +31,8 @@ def causal_conv_pair(
     """
     refuse_forward_mode("causal_conv_pair")
     native = choose_backend(backend, x.device.type, "conv") == "native"
-    return _conv_pair(x, weight1, weight2, length, reach, native)
+    outs: tuple[Tensor, Tensor] = call(_native_conv_pair if native else _conv_pair, x, weight1, weight2, length, reach)
+    return outs
 
 
 def _tap(lag: int, past: int, reach: Tensor | None) -> tuple[slice, slice, Tensor | None]:
@@ -42,10 +42,7 @@ def _tap(lag: int, past: int, reach: Tensor | None) -> tuple[slice, slice, Tenso
     return slice(first, None), slice(first + past - lag, -lag or None), hidden
 
 
-@torch.library.custom_op("hypermlp::conv_pair", mutates_args=())
-def _conv_pair(x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None, native: bool) -> tuple[Tensor, Tensor]:
-    if native:
-        return kernels.conv_pair(x, weight1, weight2, length, reach)
+def _forward(x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None) -> tuple[Tensor, Tensor]:
     dtype = torch.promote_types(torch.promote_types(x.dtype, weight1.dtype), torch.float32)
     outs = [x.new_zeros(x.shape[0], length, x.shape[2], dtype=dtype) for _ in range(2)]
     for lag in range(min(weight1.shape[1], x.shape[1])):
@@ -57,18 +54,9 @@ def _conv_pair(x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: 
     return outs[0].to(x.dtype), outs[1].to(x.dtype)
 
 
-@_conv_pair.register_fake
-def _(x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None, native: bool) -> tuple[Tensor, Tensor]:
-    shape = (x.shape[0], length, x.shape[2])
-    return x.new_empty(shape), x.new_empty(shape)
-
-
-@torch.library.custom_op("hypermlp::conv_pair_backward", mutates_args=())
-def _conv_pair_backward(
-    grad1: Tensor, grad2: Tensor, x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None, native: bool
+def _backward(
+    grad1: Tensor, grad2: Tensor, x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if native:
-        return kernels.conv_pair_backward(grad1, grad2, x, weight1, weight2, length, reach)
     dtype = torch.promote_types(torch.promote_types(x.dtype, weight1.dtype), torch.float32)
     grads = [grad.to(dtype) for grad in (grad1, grad2)]
     grad_x, grad_weight1, grad_weight2 = (y.new_zeros(y.shape, dtype=dtype) for y in (x, weight1, weight2))
@@ -85,29 +73,38 @@ def _conv_pair_backward(
     return grad_x.to(x.dtype), grad_weight1.to(weight1.dtype), grad_weight2.to(weight2.dtype)
 
 
-@_conv_pair_backward.register_fake
-def _(
-    grad1: Tensor, grad2: Tensor, x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None, native: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape), weight1.new_empty(weight1.shape), weight2.new_empty(weight2.shape)
+def _fake(x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None) -> tuple[Tensor, Tensor]:
+    shape = (x.shape[0], length, x.shape[2])
+    return x.new_empty(shape), x.new_empty(shape)
+
+
+def _fake_backward(grad1: Tensor, grad2: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    return tuple(x.new_empty(x.shape) for x in inputs[:3])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, weight1, weight2, ctx.length, reach, ctx.native = inputs
+    x, weight1, weight2, ctx.length, reach = inputs
     ctx.save_for_backward(x, weight1, weight2, reach)
 
 
-def _backward(ctx: Any, grad1: Tensor, grad2: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight1, weight2, reach = ctx.saved_tensors
-    return *_conv_pair_backward(grad1, grad2, x, weight1, weight2, ctx.length, reach, ctx.native), None, None, None
+def _define_conv_pair(name: str) -> Operator:
+    """``hypermlp::{name}`` and its gradients."""
+    tensors = "Tensor x, Tensor weight1, Tensor weight2, int length, Tensor? reach"
+    forward_op = define(name, f"({tensors}) -> (Tensor, Tensor)", _fake)
+    backward_op = define(f"{name}_backward", f"(Tensor grad1, Tensor grad2, {tensors}) -> (Tensor, Tensor, Tensor)", _fake_backward)
+
+    def backward(ctx: Any, grad1: Tensor, grad2: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight1, weight2, reach = ctx.saved_tensors
+        return *backward_op(grad1, grad2, x, weight1, weight2, ctx.length, reach), None, None
+
+    differentiate(name, backward, _save, "causal_conv_pair has no second derivative: gradients of its gradients cannot be computed")
+    return forward_op
 
 
-def _refuse(ctx: Any, *grads: Any) -> None:
-    raise RuntimeError("causal_conv_pair has no second derivative: gradients of its gradients cannot be computed")
-
-
-_conv_pair.register_autograd(_backward, setup_context=_save)
-_conv_pair_backward.register_autograd(_refuse)
+_native_conv_pair = _define_conv_pair("native_conv_pair")  # kernels in C++
+_conv_pair = _define_conv_pair("conv_pair")
+torch.library.impl("hypermlp::conv_pair", "default", _forward)
+torch.library.impl("hypermlp::conv_pair_backward", "default", _backward)
 
 
 def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:

@@ -14,6 +14,7 @@ from hypermlp.config import MixerConfig, is_integer, require
 from hypermlp.layers.common import causal_conv_pair, rotate
 from hypermlp.layers.mixing import SequenceMix
 from hypermlp.layers.state import MixerState
+from hypermlp.layers.step import native_conv_step, native_step, steps_natively
 from hypermlp.ops.api import attend, autocast_enabled
 from hypermlp.ops.layout import check_starts_form, row_starts
 
@@ -99,7 +100,6 @@ class Mixer(nn.Module):
         self._check(x, state, starts)
         past = 0 if state is None else state.length
         new, total = x.shape[1], past + x.shape[1]
-        positions = torch.arange(past, total, device=x.device)
         reach, stream_starts = None, None
         if starts is None and state is not None:
             starts = state.last_starts()
@@ -110,35 +110,60 @@ class Mixer(nn.Module):
                 starts = starts.clamp(max=total)  # padding that goes on in a later chunk
             starts = row_starts(starts, new, total, config.max_length)  # [B, T]
             stream_starts = starts if state is None else state.offer_starts(given, new)
-            reach = positions + 1 - starts  # how many positions each one sees, itself included
+            reach = torch.arange(past + 1, total + 1, device=x.device) - starts  # how many positions each sees, itself included
             x = x.masked_fill((reach < 1)[:, :, None], 0)  # padding: whatever stands there, even NaN, goes no further
 
+        natively = state is not None and steps_natively(config, x, self.backend)
         keys_from = values_from = x
-        if self.k_conv is not None and self.v_conv is not None:
+        if self.k_conv is None or self.v_conv is None:
+            pass
+        elif state is not None and natively:
+            keys_from, values_from = native_conv_step(state, x, self.k_conv, self.v_conv, reach)
+        else:
             extended = x if state is None else state.offer_inputs(x)
             keys_from, values_from = causal_conv_pair(extended, self.k_conv, self.v_conv, new, reach, backend=self.backend)
-        q = self.q_proj(x).unflatten(-1, (config.num_branches, config.qk_dim))
-        k = self.k_proj(keys_from).unflatten(-1, (config.num_branches, config.qk_dim))
-        v = self.v_proj(values_from).unflatten(-1, (config.num_heads, config.vo_dim))
+        q, k, v = self.q_proj(x), self.k_proj(keys_from), self.v_proj(values_from)
+        gates = None if self.gates is None else self.gates(x)
+        if state is not None and natively:
+            o = native_step(state, q, k, v, gates, self.mix1, self.mix2, starts)
+        else:
+            o = self._attend(q, k, v, gates, state, starts, stream_starts)
+        out = self.o_proj(o)
+        if state is not None:
+            state.commit(new, stream_starts)  # nothing can fail any more
+        return out
+
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gates: Tensor | None,
+        state: MixerState | None,
+        starts: Tensor | None,
+        stream_starts: Tensor | None,
+    ) -> Tensor:
+        """Projections in, head outputs ``[B, T, H * Dv]`` out; ``gates`` before their sigmoid."""
+        config = self.config
+        q = q.unflatten(-1, (config.num_branches, config.qk_dim))
+        k = k.unflatten(-1, (config.num_branches, config.qk_dim))
+        v = v.unflatten(-1, (config.num_heads, config.vo_dim))
         if config.rope:
+            past = 0 if state is None else state.length
+            positions = torch.arange(past, past + q.shape[1], device=q.device)
             own_positions = positions_in_document(positions, stream_starts)
             q, k = (rotate(y, own_positions, config.rope_theta) for y in (q, k))
         if state is not None:
             k, v = state.offer(k, v)
         mix1 = mix2 = o_gate = None
-        if self.gates is not None:
-            q_gate, o_gate, gate1, gate2 = torch.sigmoid(self.gates(x)).split(self.gate_sizes, dim=-1)
+        if gates is not None:
+            q_gate, o_gate, gate1, gate2 = torch.sigmoid(gates).split(self.gate_sizes, dim=-1)
             q = q * q_gate.unflatten(-1, q.shape[2:]) if config.feature_gates else q
             mix1 = None if self.mix1 is None else self.mix1(gate1)
             mix2 = None if self.mix2 is None else self.mix2(gate2)
         o = attend(q, k, v, mix1, mix2, starts, activation=config.activation, layout=config.layout, eps=config.eps, backend=self.backend)
         o = o.flatten(2)
-        if config.feature_gates and o_gate is not None:
-            o = o * o_gate
-        out = self.o_proj(o)
-        if state is not None:
-            state.commit(new, stream_starts)  # nothing can fail any more
-        return out
+        return o * o_gate if config.feature_gates and o_gate is not None else o
 
     def _check(self, x: Tensor, state: MixerState | None, starts: Tensor | None) -> None:
         weight, max_length = self.q_proj.weight, self.config.max_length

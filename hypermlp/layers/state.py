@@ -27,19 +27,25 @@ class _Rows:
 
     def extended(self, new: Tensor) -> Tensor:
         """The rows and ``new``. They become part of this only when ``length`` is raised."""
-        past, total = self.get(), self.length + new.shape[1]
-        if past is None or self.buffer is None:
-            past = new[:, :0]
+        count = new.shape[1]
         if torch.is_grad_enabled():
-            self.buffer = torch.cat([past, new], dim=1)  # earlier calls may have saved the old one for their backward
-        else:
-            buffer = self.buffer
-            if buffer is None or _frozen(buffer) or buffer.shape[1] < total:
-                buffer = new.new_empty(new.shape[0], max(64, 2 * total), *new.shape[2:])
-                buffer[:, : self.length] = past
-            buffer[:, self.length : total] = new
-            self.buffer = buffer
-        return self.buffer[:, :total]
+            past = self.get()
+            # A new buffer each time: the old one may be saved for a backward, and new may be the caller's own tensor.
+            self.buffer = torch.cat([new[:, :0] if past is None else past, new], dim=1)
+            return self.buffer
+        buffer = self.room(count, new, new.shape[2:])
+        buffer.narrow(1, self.length, count).copy_(new)
+        return buffer.narrow(1, 0, self.length + count)
+
+    def room(self, count: int, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """A buffer of the rows, each of ``shape``, that has room for ``count`` more and may be written in place."""
+        buffer, total = self.buffer, self.length + count
+        if buffer is None or _frozen(buffer) or buffer.shape[1] < total:
+            self.buffer = like.new_empty(like.shape[0], max(64, 2 * total), *shape)
+            if buffer is not None:
+                self.buffer[:, : self.length] = buffer[:, : self.length]
+            return self.buffer
+        return buffer
 
     def keep_last(self, count: int) -> None:
         """Forget older rows, now and then: when there are twice as many as needed."""
@@ -101,16 +107,34 @@ class MixerState:
     def offer_inputs(self, x: Tensor) -> Tensor:
         """``x`` behind the earlier inputs that its convolution reaches back to, ``[B, <= conv_history + T, D]``."""
         known = self._inputs.extended(x)
-        return known[:, max(0, known.shape[1] - self.conv_history - x.shape[1]) :]
+        count = min(known.shape[1], self.conv_history + x.shape[1])
+        return known.narrow(1, known.shape[1] - count, count)
 
     def offer(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values of all positions, the new ones last."""
-        if self.keys is not None and (self.keys.dtype, self.keys.device) != (keys.dtype, keys.device):
+        self._check_kind(keys)
+        return self._keys.extended(keys), self._values.extended(values)
+
+    def caches(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The buffers of keys and values, with room for new ones, ``[B, T, H * D]``, which the caller writes behind ``length``."""
+        self._check_kind(keys)
+        config, new = self.config, keys.shape[1]
+        return (
+            self._keys.room(new, keys, (config.num_branches, config.qk_dim)),
+            self._values.room(new, values, (config.num_heads, config.vo_dim)),
+        )
+
+    def input_cache(self, x: Tensor) -> tuple[Tensor, int]:
+        """The buffer of inputs, with room for x, which the caller writes behind the number of them that is returned."""
+        return self._inputs.room(x.shape[1], x, x.shape[2:]), self._inputs.length
+
+    def _check_kind(self, keys: Tensor) -> None:
+        known = self._keys.buffer
+        if known is not None and (known.dtype, known.device) != (keys.dtype, keys.device):
             raise ValueError(
-                f"the state holds {self.keys.dtype} on {self.keys.device}, this call makes {keys.dtype} on {keys.device}; "
+                f"the state holds {known.dtype} on {known.device}, this call makes {keys.dtype} on {keys.device}; "
                 "decode under the same autocast as the prompt, or move the state with state.to(...)"
             )
-        return self._keys.extended(keys), self._values.extended(values)
 
     def commit(self, new: int, starts: Tensor | None) -> None:
         """Take in the ``new`` positions that were offered; ``starts`` of all, as ``offer_starts`` gave them."""

@@ -40,7 +40,7 @@ class Backend:
 BACKENDS = {
     backend.name: backend
     for backend in (  # in the order of "auto"
-        Backend("native", register_kernels("native", native.forward, native.backward), native.unavailable, native.unsupported),
+        Backend("native", register_kernels("native"), native.unavailable, native.unsupported),
         Backend("blocked", register_kernels("blocked", blocked.forward, blocked.backward)),
         Backend("reference", reference.reference_attention),
     )

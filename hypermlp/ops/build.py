@@ -22,6 +22,7 @@ import torch
 
 SOURCES = Path(__file__).parent / "csrc"
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared")
+TORCH_ABI = "-DTORCH_TARGET_VERSION=0x020a000000000000"  # 2.10, the oldest that we take
 LOCK_SECONDS = 120.0
 
 
@@ -50,10 +51,16 @@ def extra_flags() -> tuple[str, ...]:
     return tuple(os.environ.get("HYPERMLP_CXXFLAGS", "").split())
 
 
+def _torch_flags() -> list[str]:
+    """Where the installed PyTorch has its headers and the library that the process has loaded already."""
+    folder = Path(torch.__file__).parent
+    return [TORCH_ABI, f"-I{folder / 'include'}", f"-L{folder / 'lib'}"]
+
+
 def library_path() -> Path:
     """Where the library of these sources, this compiler, this torch and this processor is, or will be."""
     version = subprocess.run([compiler(), "--version"], capture_output=True, text=True, check=False).stdout
-    key = hashlib.sha256("\0".join((version, torch.__version__, _processor(), *FLAGS, *extra_flags())).encode())
+    key = hashlib.sha256("\0".join((version, torch.__version__, _processor(), *FLAGS, TORCH_ABI, *extra_flags())).encode())
     for source in sorted(SOURCES.iterdir()):
         key.update(source.name.encode() + b"\0" + source.read_bytes())
     return cache_directory() / f"kernels-{key.hexdigest()[:16]}.so"
@@ -89,7 +96,7 @@ def _compile(path: Path, *, quiet: bool) -> None:
     began = time.monotonic()
     handle, aside = tempfile.mkstemp(dir=path.parent, suffix=".part")
     os.close(handle)
-    command = [compiler(), *FLAGS, *extra_flags(), "-o", aside, *map(str, sorted(SOURCES.glob("*.cpp")))]
+    command = [compiler(), *FLAGS, *extra_flags(), *_torch_flags(), "-o", aside, *map(str, sorted(SOURCES.glob("*.cpp"))), "-ltorch_cpu"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
         if done.returncode != 0:

@@ -57,6 +57,13 @@ def test_backends_agree(label, backend):
     assert_all_close(*(with_gradients(layer, x, layer) for layer in layers))
 
 
+@pytest.mark.parametrize("label", LABELS)
+def test_compiles_whole(label, backend, compiler):
+    layer, x = build(label, backend), data()
+    compiled = compiler(layer, fullgraph=True, backend="aot_eager")  # traces forward and backward; generates no code
+    assert_all_close(with_gradients(layer, x, compiled), with_gradients(layer, x, layer))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("label", LABELS)
 def test_low_precision_is_no_worse_than_the_definition(label, dtype, backend):

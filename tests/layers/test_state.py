@@ -128,6 +128,14 @@ def test_the_state_does_not_alias_its_input():
         assert_close(layer(x[:, 4:], state=state), layer(x)[:, 4:], tolerance=TIGHT)
 
 
+def test_the_state_does_not_alias_its_input_with_gradients():
+    layer, x, state = setup()
+    chunk = x[:, :4].clone()
+    layer(chunk, state=state)
+    chunk.zero_()
+    assert_close(layer(x[:, 4:], state=state), layer(x)[:, 4:], tolerance=TIGHT)
+
+
 def test_training_through_a_state_with_frozen_keys():
     layer, x, state = setup()
     layer.requires_grad_(False)

@@ -201,6 +201,16 @@ def test_thread_count_does_not_matter(backend):
     assert_all_close(two, one)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sizes_that_fill_no_block_and_no_vector(backend, layout):
+    sizes = {"heads": 1, "qk_dim": 19, "vo_dim": 37, "rank": 21}
+    for queries, keys, slots in ((100, 170, 171), (5, 170, 400), (40, 1601, 1601)):
+        inputs = op_inputs(batch=1, queries=queries, keys=keys, slots=slots, **sizes)
+        for starts in (None, torch.arange(keys - queries, keys)[None] // 33 * 33):
+            options = {"layout": layout, "starts": starts}
+            assert_all_close(run(inputs, **options, backend=backend), run(inputs, **options, backend="reference"))
+
+
 def test_strong_scores_stay_finite(backend):
     for activation in ACTIVATIONS:
         if refused(backend, activation, "12"):

@@ -1,17 +1,21 @@
 // One block of score rows of one head, in a buffer that is at once in ordinary order and aligned by slot.
 // hypermlp/ops/block.py has the picture; this is its twin for one batch item and one head.
+//
+// Between the rows is a gap of one panel. Products store whole panels, and what they store beside a row falls into the gap,
+// or on keys that the row does not see; mask() zeroes both.
 #pragma once
 
 #include "common.h"
+#include "gemm.h"
 
 namespace hypermlp {
 
+template <typename T>
 struct Block {
-    int64_t rows, columns;      // queries; keys that any of them may see
-    int64_t first_query, first_key;
-    int64_t ordinary_offset, aligned_offset, aligned_ld;
-    const int64_t* starts;      // of these queries, or null
-    int64_t first_position;
+    int64_t rows, columns;  // queries; keys that any of them may see
+    int64_t first_query, first_key, first_position;
+    int64_t ld, aligned_ld, ordinary_offset, aligned_offset;
+    const int64_t* starts;  // of these queries, or null
     bool lag;
 
     Block(const Problem& p, int64_t batch, int64_t first, int64_t last) {
@@ -23,17 +27,19 @@ struct Block {
         first_key = starts ? std::min(starts[0], p.lag ? first_position : first_position + rows - 1) : 0;
         columns = first_position + rows - first_key;
         lag = p.lag;
-        ordinary_offset = lag ? rows : 0;
-        aligned_offset = lag ? 1 : 0;
-        aligned_ld = lag ? columns + 1 : columns;
+        ld = columns + kPanel<T>;
+        aligned_ld = lag ? ld + 1 : ld;
+        aligned_offset = kPanel<T>;
+        ordinary_offset = aligned_offset + (lag ? rows - 1 : 0);
     }
 
-    static int64_t cells(int64_t rows, int64_t columns) { return rows * (columns + 1); }
+    static int64_t cells(int64_t rows, int64_t columns) { return rows * (columns + kPanel<T> + 1) + 2 * kPanel<T>; }
+    int64_t slack() const { return columns - rows; }  // keys before the first query
+    int64_t cells() const { return cells(rows, columns); }
 
-    template <typename T>
-    T* ordinary(T* buffer) const { return buffer + ordinary_offset; }  // row stride: columns
-    template <typename T>
+    T* ordinary(T* buffer) const { return buffer + ordinary_offset; }
     T* aligned(T* buffer, int64_t row = 0) const { return buffer + aligned_offset + row * aligned_ld; }
+    const T* aligned(const T* buffer, int64_t row = 0) const { return buffer + aligned_offset + row * aligned_ld; }
 
     // The visible slots of a row: columns [begin, end) of the aligned view.
     int64_t visible(int64_t row) const {
@@ -43,19 +49,27 @@ struct Block {
     int64_t end(int64_t row) const { return lag ? columns : visible(row); }
 
     // Zero every cell that is no visible key.
-    template <typename T>
     void mask(T* buffer) const {
+        T* done = buffer;
         for (int64_t row = 0; row < rows; ++row) {
-            T* cells = aligned(buffer, row);
-            std::fill(cells - aligned_offset, cells + begin(row), T(0));
-            std::fill(cells + end(row), cells + columns, T(0));
+            std::fill(done, aligned(buffer, row) + begin(row), T(0));
+            done = aligned(buffer, row) + end(row);
         }
+        std::fill(done, buffer + cells(), T(0));
+    }
+
+    // buffer <- a b^T for all keys of the block, masked. b is packed by keys, all of the stream's.
+    void scores(View<T> a, int64_t depth, const T* panels, T* buffer) const {
+        const int64_t step = depth * kPanel<T>, before = first_key % kPanel<T>;
+        multiply<T, Into::kNew, Causal::kProduct>(rows, padded<T>(before + columns), depth, a, panels + first_key / kPanel<T> * step, step,
+                                                  ordinary(buffer) - before, ld, before + slack());
+        mask(buffer);
     }
 };
 
 // The blocks of one batch item. In layout "forward" slots count from the start, so a block holds queries of one start only.
-inline int64_t block_end(const Problem& p, int64_t batch, int64_t first) {
-    int64_t last = std::min(first + p.block_rows, p.queries);
+inline int64_t block_end(const Problem& p, int64_t block_rows, int64_t batch, int64_t first) {
+    int64_t last = std::min(first + block_rows, p.queries);
     if (p.starts && !p.lag) {
         const int64_t* starts = p.starts + batch * p.queries;
         for (int64_t i = first + 1; i < last; ++i)
@@ -64,49 +78,7 @@ inline int64_t block_end(const Problem& p, int64_t batch, int64_t first) {
     return last;
 }
 
-// A mix of one head, met with one block.
-template <typename T>
-struct HeadMix {
-    const T *scale, *left, *right, *gate;
-    int64_t rank, slots, gate_token;
-
-    HeadMix(const Mix& mix, int64_t batch, int64_t head, int64_t heads, int64_t queries, bool transpose) {
-        rank = mix.rank;
-        slots = mix.slots;
-        scale = static_cast<const T*>(mix.scale) + head * slots;
-        left = static_cast<const T*>(transpose ? mix.right : mix.left) + head * slots * rank;
-        right = static_cast<const T*>(transpose ? mix.left : mix.right) + head * slots * rank;
-        gate = static_cast<const T*>(mix.gate) + (batch * queries * heads + head) * rank;
-        gate_token = heads * rank;
-    }
-
-    // Slots beyond the parameters are never visible: only the columns that have parameters take part.
-    int64_t width(const Block& b) const { return std::min(b.columns, slots); }
-    int64_t first_column(const Block& b) const { return b.lag ? b.columns - width(b) : 0; }
-    int64_t first_row(const Block& b) const { return b.lag ? slots - width(b) : 0; }
-
-    // inner = buffer left, [rows, rank]; gated = inner * gate
-    void inner(const Block& b, const T* buffer, T* inner, T* gated) const {
-        product_nn<T>(b.rows, rank, width(b), b.aligned(buffer) + first_column(b), b.aligned_ld, left + first_row(b) * rank, rank, 0, inner, rank);
-        for (int64_t row = 0; row < b.rows; ++row) {
-            const T* g = gate + (b.first_query + row) * gate_token;
-            for (int64_t r = 0; r < rank; ++r) gated[row * rank + r] = inner[row * rank + r] * g[r];
-        }
-    }
-
-    // buffer <- buffer * scale + gated right^T, masked
-    void update(const Block& b, T* buffer, const T* gated) const {
-        const int64_t n = width(b), skip = first_column(b);
-        const T* factor = scale + first_row(b);
-        for (int64_t row = 0; row < b.rows; ++row) {
-            T* cells = b.aligned(buffer, row) + skip;
-            const int64_t from = std::max<int64_t>(b.begin(row) - skip, 0), to = b.end(row) - skip;
-#pragma omp simd
-            for (int64_t c = from; c < to; ++c) cells[c] *= factor[c];
-        }
-        product_nt<T>(b.rows, n, rank, gated, rank, right + first_row(b) * rank, rank, 1, b.aligned(buffer) + skip, b.aligned_ld);
-        b.mask(buffer);
-    }
-};
+// Rows of a block, by the number of keys: measured, not derived. Multiples of kTile.
+inline int64_t block_rows(int64_t keys) { return keys <= 128 ? 36 : keys <= 1536 ? 66 : 96; }
 
 }  // namespace hypermlp

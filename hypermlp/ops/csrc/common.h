@@ -1,7 +1,4 @@
-// What all kernels share: the problem as Python describes it, matrix products, scratch memory, elementary functions.
-//
-// Matrices are row-major; a row stride is called ld. The GEMM is the one PyTorch was built with: Python hands over its
-// address, so that nothing has to be linked. It runs single-threaded here, since it is only called from parallel regions.
+// What all kernels share: the problem as ops.cpp describes it, scratch memory, elementary functions.
 #pragma once
 
 #include <algorithm>
@@ -17,64 +14,37 @@
 
 namespace hypermlp {
 
-// One sequence mix. Rows are in kernel order: newest last for layout "lag", oldest first for "forward".
-struct Mix {
-    const void* scale;  // 1 + diag, [heads, slots]; null if there is no mix
-    const void* left;   // [heads, slots, rank]
-    const void* right;  // [heads, slots, rank]
-    const void* gate;   // [batch, queries, heads, rank]
-    int64_t slots, rank;
-    void* grad_scale;  // gradients, one set per batch item: [batch, heads, ...]
-    void* grad_left;
-    void* grad_right;
-    void* grad_gate;  // [batch, queries, heads, rank]
-};
-
 // Tensors are [batch, tokens, heads, width] with unit stride in the last dimension; strides count elements.
 struct Strided {
     void* data;
     int64_t batch, token, head;
+
+    template <typename T>
+    T* at(int64_t b, int64_t t, int64_t h) const { return static_cast<T*>(data) + b * batch + t * token + h * head; }
+};
+
+// One sequence mix: its parameters as the user has them, and room for their gradients.
+struct Mix {
+    const void* diag;   // [heads, slots]; null if there is no mix
+    const void* left;   // [heads, slots, rank]
+    const void* right;  // [heads, slots, rank]
+    int64_t slots, rank;
+    Strided gate, grad_gate;  // [batch, queries, heads, rank]
+    void *grad_diag, *grad_left, *grad_right;
 };
 
 struct Problem {
-    int64_t batch, heads, queries, keys, qk_dim, vo_dim, block_rows, threads;
-    int32_t glu, lag;
+    int64_t batch, heads, queries, keys, qk_dim, vo_dim, threads;
+    bool glu, lag;
     double eps;
     const int64_t* starts;  // [batch, queries] or null
     Strided q, k, v, out, grad_out, grad_q, grad_k, grad_v;
+    Strided out_gate;  // multiplies out, in decode alone; data is null if there is none
     void* inverse_norm;  // [heads, batch, queries]
     Mix mix1, mix2;
+
+    int64_t branches() const { return glu ? 2 * heads : heads; }
 };
-
-using Sgemm = void (*)(const char*, const char*, const int*, const int*, const int*, const float*, const float*, const int*,
-                       const float*, const int*, const float*, float*, const int*);
-using Dgemm = void (*)(const char*, const char*, const int*, const int*, const int*, const double*, const double*, const int*,
-                       const double*, const int*, const double*, double*, const int*);
-extern Sgemm sgemm;
-extern Dgemm dgemm;
-
-inline void gemm(char ta, char tb, int m, int n, int k, const float* a, int lda, const float* b, int ldb, float beta, float* c, int ldc) {
-    const float one = 1;
-    sgemm(&ta, &tb, &m, &n, &k, &one, a, &lda, b, &ldb, &beta, c, &ldc);
-}
-inline void gemm(char ta, char tb, int m, int n, int k, const double* a, int lda, const double* b, int ldb, double beta, double* c, int ldc) {
-    const double one = 1;
-    dgemm(&ta, &tb, &m, &n, &k, &one, a, &lda, b, &ldb, &beta, c, &ldc);
-}
-
-// BLAS is column-major: the row-major product is asked for transposed.
-template <typename T>  // c[m, n] = a[m, k] b[n, k]^T + beta c
-void product_nt(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T beta, T* c, int64_t ldc) {
-    gemm('T', 'N', n, m, k, b, ldb, a, lda, beta, c, ldc);
-}
-template <typename T>  // c[m, n] = a[m, k] b[k, n] + beta c
-void product_nn(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T beta, T* c, int64_t ldc) {
-    gemm('N', 'N', n, m, k, b, ldb, a, lda, beta, c, ldc);
-}
-template <typename T>  // c[m, n] = a[k, m]^T b[k, n] + beta c
-void product_tn(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T beta, T* c, int64_t ldc) {
-    gemm('N', 'T', n, m, k, b, ldb, a, lda, beta, c, ldc);
-}
 
 // Memory of one thread, kept between calls: fresh pages cost more than the arithmetic on them.
 class Scratch {
@@ -141,18 +111,18 @@ inline float exp_negative(float x) {
 }
 inline double exp_negative(double x) { return std::exp(x); }
 
-// log(1 + y) for 0 <= y <= 1, as 2 atanh(y / (2 + y)): no cancellation near 0.
+// log(1 + y) for 0 <= y <= 1: minimax polynomial of log(1 + y) / y, within 2 units in the last place.
 inline float log1p_unit(float y) {
-    const float s = y / (2.0f + y), s2 = s * s;
-    float p = 1.0f / 17;
-    p = p * s2 + 1.0f / 15;
-    p = p * s2 + 1.0f / 13;
-    p = p * s2 + 1.0f / 11;
-    p = p * s2 + 1.0f / 9;
-    p = p * s2 + 1.0f / 7;
-    p = p * s2 + 1.0f / 5;
-    p = p * s2 + 1.0f / 3;
-    return 2 * s * (p * s2 + 1.0f);
+    float p = 5.232661291e-03f;
+    p = p * y - 2.950510676e-02f;
+    p = p * y + 7.822573713e-02f;
+    p = p * y - 1.366322760e-01f;
+    p = p * y + 1.910599822e-01f;
+    p = p * y - 2.484298004e-01f;
+    p = p * y + 3.331909653e-01f;
+    p = p * y - 4.999949313e-01f;
+    p = p * y + 9.999999699e-01f;
+    return p * y;
 }
 inline double log1p_unit(double y) { return std::log1p(y); }
 

@@ -2,106 +2,139 @@
 // Threads take chunks of positions. The weights' gradients are kept per chunk, so the result does not depend on timing.
 #include <atomic>
 
-#include "common.h"
+#include "kernels.h"
 
 namespace hypermlp {
 
-struct Conv {
-    int64_t batch, length, past, width, kernel, chunk, threads;  // past: rows of x before the first output
-    const int64_t* reach;                                        // [batch, length] or null
-    const void* x;                                               // [batch, past + length, width], contiguous
-    const void* weight[2];                                       // [kernel, width]: lag first
-    void* out[2];                                                // [batch, length, width]
-    const void* grad_out[2];
-    void* grad_x;          // [batch, past + length, width]
-    void* grad_weight[2];  // [batch * chunks, kernel, width]
+constexpr int64_t kPositions = 64;  // that one thread takes at a time
 
-    int64_t chunks() const { return (length + chunk - 1) / chunk; }
+template <typename T>
+struct ConvWork {
+    const Conv& c;
+    int64_t chunks, taps;
+    T* weight[2];  // [kernel, width]: lag first
+    T* sums[2];    // [batch * chunks, kernel, width]
+
+    ConvWork(const Conv& conv, Scratch& scratch, bool backward) : c(conv) {
+        chunks = (c.length + kPositions - 1) / kPositions;
+        taps = c.kernel * c.width;
+        const int64_t room = backward ? c.batch * chunks * taps : 0;
+        scratch.reserve(2 * (Scratch::need<T>(taps) + Scratch::need<T>(room)));
+        for (int i = 0; i < 2; ++i) {
+            weight[i] = scratch.take<T>(taps);
+            sums[i] = scratch.take<T>(room);
+            const T* from = static_cast<const T*>(c.weight[i]);
+            for (int64_t lag = 0; lag < c.kernel; ++lag)
+                for (int64_t d = 0; d < c.width; ++d) weight[i][lag * c.width + d] = from[d * c.kernel + lag];
+        }
+    }
+
     // How many lags output t sees.
     int64_t lags(int64_t b, int64_t t) const {
-        const int64_t known = std::min(kernel, past + t + 1);
-        return reach ? std::min(known, reach[b * length + t]) : known;
+        const int64_t known = std::min(c.kernel, c.past + t + 1);
+        return c.reach ? std::min(known, c.reach[b * c.length + t]) : known;
+    }
+    const T* input(int64_t b, int64_t t) const { return c.x.at<const T>(b, c.past + t, 0); }
+
+    template <typename Work>
+    void in_chunks(const Work& work) const {  // work(index, batch, first, last)
+        const int64_t count = c.batch * chunks;
+        const auto run = [&](int64_t i) {
+            const int64_t first = i % chunks * kPositions;
+            work(i, i / chunks, first, std::min(first + kPositions, c.length));
+        };
+        if (count == 1) return run(0);
+        std::atomic<int64_t> next{0};
+#pragma omp parallel num_threads(static_cast<int>(std::min(c.threads, count)))
+        for (int64_t i = next++; i < count; i = next++) run(i);
+    }
+
+    void forward() const {
+        in_chunks([&](int64_t, int64_t b, int64_t first, int64_t last) {
+            for (int64_t t = first; t < last; ++t) {
+                T* out0 = static_cast<T*>(c.out[0]) + (b * c.length + t) * c.width;
+                T* out1 = static_cast<T*>(c.out[1]) + (b * c.length + t) * c.width;
+                std::fill_n(out0, c.width, T(0));
+                std::fill_n(out1, c.width, T(0));
+                for (int64_t lag = 0; lag < lags(b, t); ++lag) {
+                    const T *x = input(b, t - lag), *w0 = weight[0] + lag * c.width, *w1 = weight[1] + lag * c.width;
+#pragma omp simd
+                    for (int64_t d = 0; d < c.width; ++d) {
+                        out0[d] += x[d] * w0[d];
+                        out1[d] += x[d] * w1[d];
+                    }
+                }
+            }
+        });
+    }
+
+    void backward() const {
+        // Weights: each chunk of outputs on its own.
+        in_chunks([&](int64_t index, int64_t b, int64_t first, int64_t last) {
+            T *grad0 = sums[0] + index * taps, *grad1 = sums[1] + index * taps;
+            std::fill_n(grad0, taps, T(0));
+            std::fill_n(grad1, taps, T(0));
+            for (int64_t t = first; t < last; ++t) {
+                const T *g0 = c.grad_out[0].at<const T>(b, t, 0), *g1 = c.grad_out[1].at<const T>(b, t, 0);
+                for (int64_t lag = 0; lag < lags(b, t); ++lag) {
+                    const T* x = input(b, t - lag);
+                    T *sum0 = grad0 + lag * c.width, *sum1 = grad1 + lag * c.width;
+#pragma omp simd
+                    for (int64_t d = 0; d < c.width; ++d) {
+                        sum0[d] += g0[d] * x[d];
+                        sum1[d] += g1[d] * x[d];
+                    }
+                }
+            }
+        });
+        // Input: row s gathers from the outputs that see it, s ... s + kernel - 1. Rows before the first output go with chunk 0.
+        in_chunks([&](int64_t, int64_t b, int64_t first, int64_t last) {
+            for (int64_t s = first == 0 ? -c.past : first; s < last; ++s) {
+                T* grad = static_cast<T*>(c.grad_x) + (b * (c.past + c.length) + c.past + s) * c.width;
+                std::fill_n(grad, c.width, T(0));
+                for (int64_t lag = std::max<int64_t>(0, -s); lag < c.kernel && s + lag < c.length; ++lag) {
+                    if (lag >= lags(b, s + lag)) continue;
+                    const T *g0 = c.grad_out[0].at<const T>(b, s + lag, 0), *g1 = c.grad_out[1].at<const T>(b, s + lag, 0);
+                    const T *w0 = weight[0] + lag * c.width, *w1 = weight[1] + lag * c.width;
+#pragma omp simd
+                    for (int64_t d = 0; d < c.width; ++d) grad[d] += g0[d] * w0[d] + g1[d] * w1[d];
+                }
+            }
+        });
+        for (int i = 0; i < 2; ++i) {
+            T* out = static_cast<T*>(c.grad_weight[i]);
+            for (int64_t chunk = 1; chunk < c.batch * chunks; ++chunk)
+#pragma omp simd
+                for (int64_t x = 0; x < taps; ++x) sums[i][x] += sums[i][chunk * taps + x];
+            for (int64_t lag = 0; lag < c.kernel; ++lag)
+                for (int64_t d = 0; d < c.width; ++d) out[d * c.kernel + lag] = sums[i][lag * c.width + d];
+        }
     }
 };
 
-template <typename Work>
-void in_chunks(const Conv& c, const Work& work) {
-    const int64_t count = c.batch * c.chunks();
-    std::atomic<int64_t> next{0};
-#pragma omp parallel num_threads(static_cast<int>(std::min(c.threads, count)))
-    for (int64_t i = next++; i < count; i = next++) work(i, i / c.chunks(), i % c.chunks() * c.chunk);
-}
-
 template <typename T>
 void conv_forward(const Conv& c) {
-    const int64_t width = c.width;
-    in_chunks(c, [&](int64_t, int64_t b, int64_t first) {
-        for (int64_t t = first; t < std::min(first + c.chunk, c.length); ++t) {
-            T* out0 = static_cast<T*>(c.out[0]) + (b * c.length + t) * width;
-            T* out1 = static_cast<T*>(c.out[1]) + (b * c.length + t) * width;
-            const T* x = static_cast<const T*>(c.x) + (b * (c.past + c.length) + c.past + t) * width;
-            const T *w0 = static_cast<const T*>(c.weight[0]), *w1 = static_cast<const T*>(c.weight[1]);
-            const int64_t lags = c.lags(b, t);
-            std::fill(out0, out0 + width, T(0));
-            std::fill(out1, out1 + width, T(0));
-            for (int64_t lag = 0; lag < lags; ++lag, x -= width, w0 += width, w1 += width) {
-#pragma omp simd
-                for (int64_t d = 0; d < width; ++d) {
-                    out0[d] += x[d] * w0[d];
-                    out1[d] += x[d] * w1[d];
-                }
-            }
-        }
-    });
+    static thread_local Scratch scratch;
+    ConvWork<T>(c, scratch, false).forward();
+}
+template <typename T>
+void conv_backward(const Conv& c) {
+    static thread_local Scratch scratch;
+    ConvWork<T>(c, scratch, true).backward();
 }
 
 template <typename T>
-void conv_backward(const Conv& c) {
-    const int64_t width = c.width;
-    // Weights: each chunk of outputs on its own.
-    in_chunks(c, [&](int64_t index, int64_t b, int64_t first) {
-        T* grad0 = static_cast<T*>(c.grad_weight[0]) + index * c.kernel * width;
-        T* grad1 = static_cast<T*>(c.grad_weight[1]) + index * c.kernel * width;
-        std::fill(grad0, grad0 + c.kernel * width, T(0));
-        std::fill(grad1, grad1 + c.kernel * width, T(0));
-        for (int64_t t = first; t < std::min(first + c.chunk, c.length); ++t) {
-            const T* g0 = static_cast<const T*>(c.grad_out[0]) + (b * c.length + t) * width;
-            const T* g1 = static_cast<const T*>(c.grad_out[1]) + (b * c.length + t) * width;
-            const T* x = static_cast<const T*>(c.x) + (b * (c.past + c.length) + c.past + t) * width;
-            const int64_t lags = c.lags(b, t);
-            for (int64_t lag = 0; lag < lags; ++lag, x -= width) {
-                T *sum0 = grad0 + lag * width, *sum1 = grad1 + lag * width;
-#pragma omp simd
-                for (int64_t d = 0; d < width; ++d) {
-                    sum0[d] += g0[d] * x[d];
-                    sum1[d] += g1[d] * x[d];
-                }
-            }
-        }
-    });
-    // Input: row s gathers from the outputs that see it, s ... s + kernel - 1. Rows before the first output go with chunk 0.
-    in_chunks(c, [&](int64_t, int64_t b, int64_t first) {
-        for (int64_t s = first == 0 ? -c.past : first; s < std::min(first + c.chunk, c.length); ++s) {
-            T* grad = static_cast<T*>(c.grad_x) + (b * (c.past + c.length) + c.past + s) * width;
-            std::fill(grad, grad + width, T(0));
-            for (int64_t lag = std::max<int64_t>(0, -s); lag < c.kernel && s + lag < c.length; ++lag) {
-                if (lag >= c.lags(b, s + lag)) continue;
-                const T* g0 = static_cast<const T*>(c.grad_out[0]) + (b * c.length + s + lag) * width;
-                const T* g1 = static_cast<const T*>(c.grad_out[1]) + (b * c.length + s + lag) * width;
-                const T *w0 = static_cast<const T*>(c.weight[0]) + lag * width, *w1 = static_cast<const T*>(c.weight[1]) + lag * width;
-#pragma omp simd
-                for (int64_t d = 0; d < width; ++d) grad[d] += g0[d] * w0[d] + g1[d] * w1[d];
-            }
-        }
-    });
+void conv_step(const Conv& c, const Strided& news) {
+    for (int64_t b = 0; b < c.batch; ++b)
+        for (int64_t t = 0; t < c.length; ++t) std::copy_n(news.at<const T>(b, t, 0), c.width, c.x.at<T>(b, c.past + t, 0));
+    conv_forward<T>(c);
 }
+
+template void conv_step<float>(const Conv&, const Strided&);
+template void conv_step<double>(const Conv&, const Strided&);
+template void conv_forward<float>(const Conv&);
+template void conv_forward<double>(const Conv&);
+template void conv_backward<float>(const Conv&);
+template void conv_backward<double>(const Conv&);
 
 }  // namespace hypermlp
-
-extern "C" {
-int64_t hypermlp_conv_size() { return sizeof(hypermlp::Conv); }
-void hypermlp_conv_forward_float(const hypermlp::Conv* c) { hypermlp::conv_forward<float>(*c); }
-void hypermlp_conv_forward_double(const hypermlp::Conv* c) { hypermlp::conv_forward<double>(*c); }
-void hypermlp_conv_backward_float(const hypermlp::Conv* c) { hypermlp::conv_backward<float>(*c); }
-void hypermlp_conv_backward_double(const hypermlp::Conv* c) { hypermlp::conv_backward<double>(*c); }
-}

@@ -1,8 +1,7 @@
 // Decode: few queries against many keys is bound by memory, so K, V and the mixes are read once, row by row, in four phases:
 // scores (threads take chunks of keys, all heads at once), mixes and activation (threads take heads), readout (chunks of keys
 // again, into partial sums), and the partial sums in the order of their chunks, so that the result does not depend on timing.
-// Here the mixes' rows are in their own order, row = slot, and scale holds diag itself.
-#include "common.h"
+#include "kernels.h"
 
 namespace hypermlp {
 
@@ -13,12 +12,12 @@ struct DecodeMix {
     const T *diag, *left, *right, *gate;
     int64_t rank;
 
-    DecodeMix(const Mix& mix, int64_t row, int64_t head, int64_t heads, bool transpose) {  // row: batch * queries + query
+    DecodeMix(const Mix& mix, int64_t row, int64_t queries, int64_t head, bool transpose) {  // row: batch * queries + query
         rank = mix.rank;
-        diag = static_cast<const T*>(mix.scale) + head * mix.slots;
+        diag = static_cast<const T*>(mix.diag) + head * mix.slots;
         left = static_cast<const T*>(transpose ? mix.right : mix.left) + head * mix.slots * rank;
         right = static_cast<const T*>(transpose ? mix.left : mix.right) + head * mix.slots * rank;
-        gate = static_cast<const T*>(mix.gate) + (row * heads + head) * rank;
+        gate = mix.gate.at<const T>(row / queries, row % queries, head);
     }
 
     // y <- y R; y has one number per visible key, oldest first. inner has room for rank numbers.
@@ -82,8 +81,8 @@ struct Decode {
     void weights(int64_t row, int64_t head) const {
         const int64_t count = end(row) - start(row), rank = std::max(p.mix1.rank, p.mix2.rank);
         T *gate = score(row, head) + start(row), *room = inner + (row * p.heads + head) * rank, squares = 0;
-        if (p.mix1.scale)
-            for (int64_t g = head; g < branches; g += p.heads) DecodeMix<T>(p.mix1, row, g, branches, false).apply(score(row, g) + start(row), count, p.lag, room);
+        if (p.mix1.diag)
+            for (int64_t g = head; g < branches; g += p.heads) DecodeMix<T>(p.mix1, row, p.queries, g, false).apply(score(row, g) + start(row), count, p.lag, room);
 #pragma omp simd reduction(+ : squares)
         for (int64_t i = 0; i < count; ++i) squares += gate[i] * gate[i];
         if (p.glu) {
@@ -95,7 +94,7 @@ struct Decode {
             for (int64_t i = 0; i < count; ++i) gate[i] = positive(gate[i]);
         }
         inverse_norm(row, head) = 1 / std::sqrt(squares + T(p.eps));
-        if (p.mix2.scale) DecodeMix<T>(p.mix2, row, head, p.heads, true).apply(gate, count, p.lag, room);
+        if (p.mix2.diag) DecodeMix<T>(p.mix2, row, p.queries, head, true).apply(gate, count, p.lag, room);
     }
 
     T& inverse_norm(int64_t row, int64_t head) const { return static_cast<T*>(p.inverse_norm)[head * rows + row]; }
@@ -124,6 +123,10 @@ struct Decode {
 #pragma omp simd
             for (int64_t d = 0; d < p.vo_dim; ++d) out[d] += factor * sum[d];
         }
+        if (p.out_gate.data) {
+            const T* gate = p.out_gate.at<const T>(row / p.queries, row % p.queries, head);
+            for (int64_t d = 0; d < p.vo_dim; ++d) out[d] *= gate[d];
+        }
     }
 
     void run() const {
@@ -148,9 +151,44 @@ void decode(const Problem& p) {
     Decode<T>(p, scratch).run();
 }
 
-}  // namespace hypermlp
-
-extern "C" {
-void hypermlp_decode_float(const hypermlp::Problem* p) { hypermlp::decode<float>(*p); }
-void hypermlp_decode_double(const hypermlp::Problem* p) { hypermlp::decode<double>(*p); }
+template <typename T>
+void copy_rows(const Strided& from, const Strided& to, const Problem& p, int64_t heads, int64_t width) {
+    for (int64_t b = 0; b < p.batch; ++b)
+        for (int64_t t = 0; t < p.queries; ++t)
+            for (int64_t h = 0; h < heads; ++h) std::copy_n(from.at<const T>(b, t, h), width, to.at<T>(b, p.keys - p.queries + t, h));
 }
+
+template <typename T>
+void step(const Step& s) {
+    Problem p = s.problem;
+    const int64_t branches = p.branches(), rows = p.batch * p.queries, q_width = branches * p.qk_dim, out_width = p.heads * p.vo_dim;
+    static thread_local Scratch scratch;
+    scratch.reserve(Scratch::need<T>(rows * q_width) + Scratch::need<T>(rows * s.gate_width) + Scratch::need<T>(rows * p.heads));
+    T *q = scratch.take<T>(rows * q_width), *gates = scratch.take<T>(rows * s.gate_width);
+    p.inverse_norm = scratch.take<T>(rows * p.heads);
+    copy_rows<T>(s.new_keys, p.k, p, branches, p.qk_dim);
+    copy_rows<T>(s.new_values, p.v, p, p.heads, p.vo_dim);
+    for (int64_t row = 0; row < rows; ++row) {
+        T *own = gates + row * s.gate_width, *query = q + row * q_width;
+        const T* from = s.gate_width ? s.gates.at<const T>(row / p.queries, row % p.queries, 0) : nullptr;
+#pragma omp simd
+        for (int64_t i = 0; i < s.gate_width; ++i) own[i] = sigmoid(from[i]);
+        for (int64_t g = 0; g < branches; ++g) std::copy_n(s.q.at<const T>(row / p.queries, row % p.queries, g), p.qk_dim, query + g * p.qk_dim);
+        if (s.feature_gates)
+            for (int64_t i = 0; i < q_width; ++i) query[i] *= own[i];
+    }
+    const auto gate = [&](int64_t offset, int64_t width) { return Strided{gates + offset, p.queries * s.gate_width, s.gate_width, width}; };
+    p.q = {q, p.queries * q_width, q_width, p.qk_dim};
+    if (s.feature_gates) p.out_gate = gate(q_width, p.vo_dim);
+    const int64_t offset = s.feature_gates ? q_width + out_width : 0;
+    p.mix1.gate = gate(offset, p.mix1.rank);
+    p.mix2.gate = gate(offset + branches * p.mix1.rank, p.mix2.rank);
+    decode<T>(p);
+}
+
+template void step<float>(const Step&);
+template void step<double>(const Step&);
+template void decode<float>(const Problem&);
+template void decode<double>(const Problem&);
+
+}  // namespace hypermlp

@@ -1,0 +1,93 @@
+// A sequence mix in the kernels' order: slots of "lag" newest last, like the block's columns, those of "forward" oldest first.
+#pragma once
+
+#include "block.h"
+
+namespace hypermlp {
+
+// The parameters of all heads, packed; only the slots that the keys can reach. A row of zeros stands for a slot that is not
+// there: they fill up the panels, in front for "lag", behind for "forward".
+template <typename T>
+struct PackedMix {
+    int64_t rank, length = 0, used = 0;
+    bool lag;
+    T *scale, *left, *right, *left_t, *right_t;  // each by heads; the matrices in panels of rank, the _t of slots
+
+    static int64_t matrix(int64_t length, int64_t rank) { return length * padded<T>(rank); }
+    static size_t need(const Mix& mix, int64_t heads, int64_t keys) {
+        if (!mix.diag) return 0;
+        const int64_t length = padded<T>(std::min(mix.slots, keys));
+        return Scratch::need<T>(heads * length) + 4 * Scratch::need<T>(heads * matrix(length, mix.rank));
+    }
+
+    PackedMix(const Mix& mix, int64_t heads, int64_t keys, bool lag_order, Scratch& scratch) : rank(mix.rank), lag(lag_order) {
+        if (!mix.diag) return;
+        used = std::min(mix.slots, keys);
+        length = padded<T>(used);
+        scale = scratch.take<T>(heads * length);
+        for (T** x : {&left, &right, &left_t, &right_t}) *x = scratch.take<T>(heads * matrix(length, rank));
+        for (int64_t head = 0; head < heads; ++head) {
+            const T* diag = static_cast<const T*>(mix.diag) + head * mix.slots;
+            for (int64_t row = 0; row < length; ++row) scale[head * length + row] = slot(row) < used ? 1 + diag[slot(row)] : T(0);
+            pack(static_cast<const T*>(mix.left) + head * mix.slots * rank, head, left, left_t);
+            pack(static_cast<const T*>(mix.right) + head * mix.slots * rank, head, right, right_t);
+        }
+    }
+
+    int64_t slot(int64_t row) const { return lag ? length - 1 - row : row; }
+
+  private:
+    void pack(const T* from, int64_t head, T* rows, T* columns) const {
+        rows += head * matrix(length, rank);
+        columns += head * matrix(length, rank);
+        for (int64_t row = 0; row < length; ++row)
+            for (int64_t r = 0; r < padded<T>(rank); ++r) {
+                const T x = slot(row) < used && r < rank ? from[slot(row) * rank + r] : T(0);
+                rows[r / kPanel<T> * length * kPanel<T> + row * kPanel<T> + r % kPanel<T>] = x;
+                if (r < rank) columns[row / kPanel<T> * rank * kPanel<T> + r * kPanel<T> + row % kPanel<T>] = x;
+            }
+    }
+};
+
+// A mix of one head, met with one block. Inner rows, [rows, rank], are padded to whole panels.
+template <typename T>
+struct HeadMix {
+    const T *scale, *left, *right_t;
+    Strided gate;
+    int64_t batch, head, rank, length, used;
+
+    HeadMix(const Mix& mix, const PackedMix<T>& packed, int64_t batch_, int64_t head_, bool transpose)
+        : gate(mix.gate), batch(batch_), head(head_), rank(packed.rank), length(packed.length), used(packed.used) {
+        const int64_t matrix = PackedMix<T>::matrix(length, rank);
+        scale = packed.scale + head * length;
+        left = (transpose ? packed.right : packed.left) + head * matrix;
+        right_t = (transpose ? packed.left_t : packed.right_t) + head * matrix;
+    }
+
+    // Slots beyond the parameters are never visible: only the columns that have parameters take part.
+    int64_t width(const Block<T>& b) const { return std::min(b.columns, used); }
+    int64_t first_column(const Block<T>& b) const { return b.lag ? b.columns - width(b) : 0; }
+    int64_t first_row(const Block<T>& b) const { return b.lag ? length - width(b) : 0; }
+    View<T> view(const Block<T>& b, const T* buffer) const { return {b.aligned(buffer) + first_column(b), b.aligned_ld, 1}; }
+
+    // inner = buffer left; gated = inner * gate
+    void inner(const Block<T>& b, const T* buffer, T* inner, T* gated) const {
+        const int64_t ld = padded<T>(rank);
+        multiply<T>(b.rows, ld, width(b), view(b, buffer), left + first_row(b) * kPanel<T>, length * kPanel<T>, inner, ld);
+        for (int64_t row = 0; row < b.rows; ++row) {
+            const T* g = gate.at<const T>(batch, b.first_query + row, head);
+            for (int64_t r = 0; r < rank; ++r) gated[row * ld + r] = inner[row * ld + r] * g[r];
+        }
+    }
+
+    // to <- from * scale + gated right^T, masked
+    void update(const Block<T>& b, const T* from, const T* gated, T* to) const {
+        const int64_t step = rank * kPanel<T>, before = first_row(b) % kPanel<T>, first = first_row(b) - before;
+        const int64_t offset = first_column(b) - before;
+        multiply<T, Into::kScaled>(b.rows, padded<T>(before + width(b)), rank, {gated, padded<T>(rank), 1}, right_t + first / kPanel<T> * step,
+                                   step, b.aligned(to) + offset, b.aligned_ld, 0, {b.aligned(from) + offset, scale + first});
+        b.mask(to);
+    }
+};
+
+}  // namespace hypermlp
