@@ -16,12 +16,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
 SOURCES = Path(__file__).parent / "csrc"
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC")
 TORCH_ABI = "-DTORCH_TARGET_VERSION=0x020a000000000000"  # 2.10, the oldest that we take
 LOCK_SECONDS = 120.0
 
@@ -94,21 +95,26 @@ def _compile(path: Path, *, quiet: bool) -> None:
     if not quiet:
         print(f"hypermlp: building the CPU kernels in {path.parent}, once, about 10 s", file=sys.stderr, flush=True)
     began = time.monotonic()
-    handle, aside = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    os.close(handle)
-    command = [compiler(), *FLAGS, *extra_flags(), *_torch_flags(), "-o", aside, *map(str, sorted(SOURCES.glob("*.cpp"))), "-ltorch_cpu"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
-        if done.returncode != 0:
-            raise BuildError(f"the C++ compiler failed:\n{' '.join(command)}\n{done.stderr[-2000:]}")
-        os.chmod(aside, 0o644)
-        os.replace(aside, path)
-    except subprocess.TimeoutExpired as error:
-        raise BuildError("the C++ compiler took more than 600 s") from error
-    finally:
-        Path(aside).unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, suffix=".part") as aside, ThreadPoolExecutor(os.cpu_count()) as threads:
+        sources = sorted(SOURCES.glob("*.cpp"))
+        objects = [str(Path(aside) / source.with_suffix(".o").name) for source in sources]
+        common = [compiler(), *FLAGS, *extra_flags(), *_torch_flags()]
+        for done in [threads.submit(_run, [*common, "-c", str(s), "-o", o]) for s, o in zip(sources, objects, strict=True)]:
+            done.result()
+        library = Path(aside) / path.name
+        _run([*common, "-shared", *objects, "-ltorch_cpu", "-o", str(library)])
+        os.replace(library, path)
     if not quiet:
         print(f"hypermlp: built in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    except subprocess.TimeoutExpired as error:
+        raise BuildError("the C++ compiler took more than 600 s") from error
+    if done.returncode != 0:
+        raise BuildError(f"the C++ compiler failed:\n{' '.join(command)}\n{done.stderr[-2000:]}")
 
 
 @contextlib.contextmanager
