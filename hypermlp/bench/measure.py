@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from hypermlp.ops.native import scratch_peak, unavailable
+
 Work = Callable[[], object]
 WARMUPS = 2
 
@@ -41,15 +43,18 @@ def _timed(work: Work) -> float:
 
 
 def peak_bytes(work: Work) -> int:
-    """Most memory that PyTorch's allocator held at once during ``work``, beyond what it held before."""
+    """Most memory held at once during ``work`` by PyTorch's allocator, beyond what it held before, and by our kernels."""
     work()
+    native = unavailable() is None
+    if native:
+        scratch_peak()
     with _quiet_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
     held = peak = 0
     for _, change in sorted((e.start_ns(), e.nbytes()) for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"):
         held += change
         peak = max(peak, held)
-    return peak
+    return peak + scratch_peak() if native else peak
 
 
 @contextlib.contextmanager

@@ -123,10 +123,11 @@ class Mixer(nn.Module):
             extended = x if state is None else state.offer_inputs(x)
             keys_from, values_from = causal_conv_pair(extended, self.k_conv, self.v_conv, new, reach, backend=self.backend)
         q, k, v = self.q_proj(x), self.k_proj(keys_from), self.v_proj(values_from)
-        gates = None if self.gates is None else self.gates(x)
         if state is not None and natively:
+            gates = None if self.gates is None else self.gates(x)
             o = native_step(state, q, k, v, gates, self.mix1, self.mix2, starts)
         else:
+            gates = None if self.gates is None else torch.sigmoid(self.gates(x))
             o = self._attend(q, k, v, gates, state, starts, stream_starts)
         out = self.o_proj(o)
         if state is not None:
@@ -143,7 +144,7 @@ class Mixer(nn.Module):
         starts: Tensor | None,
         stream_starts: Tensor | None,
     ) -> Tensor:
-        """Projections in, head outputs ``[B, T, H * Dv]`` out; ``gates`` before their sigmoid."""
+        """Projections in, head outputs ``[B, T, H * Dv]`` out."""
         config = self.config
         q = q.unflatten(-1, (config.num_branches, config.qk_dim))
         k = k.unflatten(-1, (config.num_branches, config.qk_dim))
@@ -157,7 +158,7 @@ class Mixer(nn.Module):
             k, v = state.offer(k, v)
         mix1 = mix2 = o_gate = None
         if gates is not None:
-            q_gate, o_gate, gate1, gate2 = torch.sigmoid(gates).split(self.gate_sizes, dim=-1)
+            q_gate, o_gate, gate1, gate2 = gates.split(self.gate_sizes, dim=-1)
             q = q * q_gate.unflatten(-1, q.shape[2:]) if config.feature_gates else q
             mix1 = None if self.mix1 is None else self.mix1(gate1)
             mix2 = None if self.mix2 is None else self.mix2(gate2)

@@ -6,6 +6,7 @@ scheme, docs/performance.md the picture.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 
 import torch
@@ -21,6 +22,14 @@ def load() -> None:
         torch.ops.load_library(str(path))
     except OSError as error:
         raise build.BuildError(f"the kernels cannot be loaded: {error}") from error
+
+
+def scratch_peak() -> int:
+    """The most bytes of their own, beside PyTorch's, that the kernels held since this was last called."""
+    load()
+    function = ctypes.CDLL(str(build.build())).hypermlp_scratch_peak
+    function.restype = ctypes.c_int64
+    return int(function())
 
 
 @functools.cache

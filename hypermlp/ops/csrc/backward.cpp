@@ -108,8 +108,8 @@ struct Backward {
     static size_t need(const Problem& p) {
         const int64_t branches = p.batch * p.branches();
         return Panels<T>::need(branches, p.keys, p.qk_dim) + Panels<T>::need(branches, p.qk_dim, p.keys) +
-               Panels<T>::need(p.batch * p.heads, p.vo_dim, p.keys) + PackedMix<T>::need(p.mix1, p.branches(), p.keys) +
-               PackedMix<T>::need(p.mix2, p.heads, p.keys) + MixGrads<T>::need(p.mix1, p.batch, p.branches(), p.keys) +
+               Panels<T>::need(p.batch * p.heads, p.vo_dim, p.keys) + PackedMix<T>::need(p.mix1, p.branches(), p.keys, kStraight | kTransposed) +
+               PackedMix<T>::need(p.mix2, p.heads, p.keys, kStraight | kTransposed) + MixGrads<T>::need(p.mix1, p.batch, p.branches(), p.keys) +
                MixGrads<T>::need(p.mix2, p.batch, p.heads, p.keys);
     }
     Backward(const Problem& problem, Scratch& scratch)
@@ -117,8 +117,8 @@ struct Backward {
           keys(p.batch, p.branches(), p.keys, p.qk_dim, scratch),
           keys_t(p.batch, p.branches(), p.qk_dim, p.keys, scratch),
           values_t(p.batch, p.heads, p.vo_dim, p.keys, scratch),
-          mix1(p.mix1, p.branches(), p.keys, p.lag, scratch),
-          mix2(p.mix2, p.heads, p.keys, p.lag, scratch),
+          mix1(p.mix1, p.branches(), p.keys, p.lag, kStraight | kTransposed, scratch),
+          mix2(p.mix2, p.heads, p.keys, p.lag, kStraight | kTransposed, scratch),
           grads1(p.mix1, mix1, p.batch, p.branches(), scratch),
           grads2(p.mix2, mix2, p.batch, p.heads, scratch) {}
 
@@ -248,7 +248,7 @@ struct Backward {
 
 template <typename T>
 void backward(const Problem& p) {
-    static thread_local Scratch shared;
+    Scratch& shared = shared_scratch();
     shared.reserve(Backward<T>::need(p));
     const Backward<T> work(p, shared);
     const int64_t count = p.batch * p.heads;
@@ -259,8 +259,7 @@ void backward(const Problem& p) {
         work.keys_t.pack(p.k, p.batch, true);
         work.values_t.pack(p.v, p.batch, true);
 #pragma omp barrier
-        static thread_local Scratch scratch;
-        for (int64_t i = next++; i < count; i = next++) work.item(scratch, i / p.heads, i % p.heads);
+        for (int64_t i = next++; i < count; i = next++) work.item(own_scratch(), i / p.heads, i % p.heads);
 #pragma omp barrier
         if (p.mix1.diag) {
 #pragma omp for schedule(static)

@@ -79,6 +79,6 @@ inline int64_t block_end(const Problem& p, int64_t block_rows, int64_t batch, in
 }
 
 // Rows of a block, by the number of keys: measured, not derived. Multiples of kTile.
-inline int64_t block_rows(int64_t keys) { return keys <= 128 ? 36 : keys <= 1536 ? 66 : 96; }
+inline int64_t block_rows(int64_t keys) { return keys <= 128 ? 36 : keys <= 1536 ? 66 : keys <= 4096 ? 96 : 48; }
 
 }  // namespace hypermlp

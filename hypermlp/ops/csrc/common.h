@@ -2,11 +2,16 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <new>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
@@ -46,22 +51,39 @@ struct Problem {
     int64_t branches() const { return glu ? 2 * heads : heads; }
 };
 
+// How many bytes all scratches hold, and held at most since the last reset, which makes each of them start anew.
+struct Meter {
+    std::atomic<int64_t> held{0}, peak{0}, epoch{0};
+
+    void add(int64_t bytes) {
+        const int64_t now = held += bytes;
+        for (int64_t before = peak; before < now && !peak.compare_exchange_weak(before, now);) {
+        }
+    }
+    void reset() { held = peak = 0, ++epoch; }
+};
+extern Meter meter;
+
 // Memory of one thread, kept between calls: fresh pages cost more than the arithmetic on them.
 class Scratch {
   public:
-    ~Scratch() {
-        unpoison(memory_, size_);
-        std::free(memory_);
-    }
+    ~Scratch() { release(); }
     void reserve(size_t bytes) {
         used_ = 0;
         unpoison(memory_, size_);
+        if (epoch_ != meter.epoch) release();
         if (bytes <= size_) return;
-        std::free(memory_);
-        size_ = 0;
-        memory_ = static_cast<char*>(std::aligned_alloc(kAlign, round(bytes)));
+        release();
+        const size_t align = bytes < kHugePage ? kAlign : kHugePage;
+        bytes = (bytes + align - 1) / align * align;
+        memory_ = static_cast<char*>(std::aligned_alloc(align, bytes));
         if (memory_ == nullptr) throw std::bad_alloc();
-        size_ = round(bytes);
+        size_ = bytes;
+        epoch_ = meter.epoch;
+        meter.add(static_cast<int64_t>(bytes));
+#ifdef MADV_HUGEPAGE
+        if (bytes >= kHugePage) madvise(memory_, bytes, MADV_HUGEPAGE);  // rows are far apart: small pages would miss the TLB
+#endif
     }
     template <typename T>
     T* take(int64_t count) {
@@ -76,7 +98,7 @@ class Scratch {
     }
 
   private:
-    static constexpr size_t kAlign = 64;
+    static constexpr size_t kAlign = 64, kHugePage = 2 << 20;
 #ifdef __SANITIZE_ADDRESS__  // so that a buffer's end is guarded although its neighbour follows
     static constexpr size_t kRedZone = 128;
     static void poison(char* from, char* to) { __asan_poison_memory_region(from, to - from); }
@@ -87,9 +109,28 @@ class Scratch {
     static void unpoison(char*, size_t) {}
 #endif
     static size_t round(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+    void release() {
+        unpoison(memory_, size_);
+        std::free(memory_);
+        if (epoch_ == meter.epoch) meter.held -= static_cast<int64_t>(size_);
+        memory_ = nullptr;
+        size_ = 0;
+    }
     char* memory_ = nullptr;
     size_t size_ = 0, used_ = 0;
+    int64_t epoch_ = 0;
 };
+
+// What all threads of a call share, and what each of them has for itself. The same memory for every kernel: no two run at once
+// on one thread.
+inline Scratch& shared_scratch() {
+    static thread_local Scratch scratch;
+    return scratch;
+}
+inline Scratch& own_scratch() {
+    static thread_local Scratch scratch;
+    return scratch;
+}
 
 // exp for x <= 0 (Cephes' polynomial, within 2 units in the last place), written so that the compiler vectorises it.
 inline float exp_negative(float x) {

@@ -114,13 +114,11 @@ struct ConvWork {
 
 template <typename T>
 void conv_forward(const Conv& c) {
-    static thread_local Scratch scratch;
-    ConvWork<T>(c, scratch, false).forward();
+    ConvWork<T>(c, shared_scratch(), false).forward();
 }
 template <typename T>
 void conv_backward(const Conv& c) {
-    static thread_local Scratch scratch;
-    ConvWork<T>(c, scratch, true).backward();
+    ConvWork<T>(c, shared_scratch(), true).backward();
 }
 
 template <typename T>

@@ -147,8 +147,7 @@ struct Decode {
 
 template <typename T>
 void decode(const Problem& p) {
-    static thread_local Scratch scratch;
-    Decode<T>(p, scratch).run();
+    Decode<T>(p, own_scratch()).run();
 }
 
 template <typename T>
@@ -162,7 +161,7 @@ template <typename T>
 void step(const Step& s) {
     Problem p = s.problem;
     const int64_t branches = p.branches(), rows = p.batch * p.queries, q_width = branches * p.qk_dim, out_width = p.heads * p.vo_dim;
-    static thread_local Scratch scratch;
+    Scratch& scratch = shared_scratch();
     scratch.reserve(Scratch::need<T>(rows * q_width) + Scratch::need<T>(rows * s.gate_width) + Scratch::need<T>(rows * p.heads));
     T *q = scratch.take<T>(rows * q_width), *gates = scratch.take<T>(rows * s.gate_width);
     p.inverse_norm = scratch.take<T>(rows * p.heads);

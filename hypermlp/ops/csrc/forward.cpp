@@ -15,14 +15,14 @@ struct Forward {
 
     static size_t need(const Problem& p) {
         return Panels<T>::need(p.batch * p.branches(), p.qk_dim, p.keys) + Panels<T>::need(p.batch * p.heads, p.keys, p.vo_dim) +
-               PackedMix<T>::need(p.mix1, p.branches(), p.keys) + PackedMix<T>::need(p.mix2, p.heads, p.keys);
+               PackedMix<T>::need(p.mix1, p.branches(), p.keys, kStraight) + PackedMix<T>::need(p.mix2, p.heads, p.keys, kTransposed);
     }
     Forward(const Problem& problem, Scratch& scratch)
         : p(problem),
           keys(p.batch, p.branches(), p.qk_dim, p.keys, scratch),
           values(p.batch, p.heads, p.keys, p.vo_dim, scratch),
-          mix1(p.mix1, p.branches(), p.keys, p.lag, scratch),
-          mix2(p.mix2, p.heads, p.keys, p.lag, scratch) {}
+          mix1(p.mix1, p.branches(), p.keys, p.lag, kStraight, scratch),
+          mix2(p.mix2, p.heads, p.keys, p.lag, kTransposed, scratch) {}
 
     void item(Scratch& scratch, int64_t batch, int64_t head, int64_t first, int64_t last) const {
         const Block<T> b(p, batch, first, last);
@@ -81,7 +81,7 @@ struct Item {
 
 template <typename T>
 void forward(const Problem& p) {
-    static thread_local Scratch shared;
+    Scratch& shared = shared_scratch();
     shared.reserve(Forward<T>::need(p));
     const Forward<T> work(p, shared);
     std::vector<Item> items;
@@ -99,10 +99,9 @@ void forward(const Problem& p) {
         work.keys.pack(p.k, p.batch, true);
         work.values.pack(p.v, p.batch, false);
 #pragma omp barrier
-        static thread_local Scratch scratch;
         for (int64_t i = next++; i < count; i = next++) {
             const Item& item = items[i / p.heads];
-            work.item(scratch, item.batch, i % p.heads, item.first, item.last);
+            work.item(own_scratch(), item.batch, i % p.heads, item.first, item.last);
         }
     }
 }

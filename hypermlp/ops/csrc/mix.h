@@ -5,27 +5,32 @@
 
 namespace hypermlp {
 
+// Which way a mix is used: y R needs left in panels of rank and right in panels of slots, y R^T the other two.
+constexpr int kStraight = 1, kTransposed = 2;
+
 // The parameters of all heads, packed; only the slots that the keys can reach. A row of zeros stands for a slot that is not
 // there: they fill up the panels, in front for "lag", behind for "forward".
 template <typename T>
 struct PackedMix {
     int64_t rank, length = 0, used = 0;
     bool lag;
-    T *scale, *left, *right, *left_t, *right_t;  // each by heads; the matrices in panels of rank, the _t of slots
+    T *scale, *left = nullptr, *right = nullptr, *left_t = nullptr, *right_t = nullptr;  // each by heads; the matrices in panels of rank, the _t of slots
 
     static int64_t matrix(int64_t length, int64_t rank) { return length * padded<T>(rank); }
-    static size_t need(const Mix& mix, int64_t heads, int64_t keys) {
+    static size_t need(const Mix& mix, int64_t heads, int64_t keys, int ways) {
         if (!mix.diag) return 0;
-        const int64_t length = padded<T>(std::min(mix.slots, keys));
-        return Scratch::need<T>(heads * length) + 4 * Scratch::need<T>(heads * matrix(length, mix.rank));
+        const int64_t length = padded<T>(std::min(mix.slots, keys)), matrices = ways == (kStraight | kTransposed) ? 4 : 2;
+        return Scratch::need<T>(heads * length) + matrices * Scratch::need<T>(heads * matrix(length, mix.rank));
     }
 
-    PackedMix(const Mix& mix, int64_t heads, int64_t keys, bool lag_order, Scratch& scratch) : rank(mix.rank), lag(lag_order) {
+    PackedMix(const Mix& mix, int64_t heads, int64_t keys, bool lag_order, int ways, Scratch& scratch) : rank(mix.rank), lag(lag_order) {
         if (!mix.diag) return;
         used = std::min(mix.slots, keys);
         length = padded<T>(used);
         scale = scratch.take<T>(heads * length);
-        for (T** x : {&left, &right, &left_t, &right_t}) *x = scratch.take<T>(heads * matrix(length, rank));
+        const int64_t room = heads * matrix(length, rank);
+        if (ways & kStraight) left = scratch.take<T>(room), right_t = scratch.take<T>(room);
+        if (ways & kTransposed) right = scratch.take<T>(room), left_t = scratch.take<T>(room);
         for (int64_t head = 0; head < heads; ++head) {
             const T* diag = static_cast<const T*>(mix.diag) + head * mix.slots;
             for (int64_t row = 0; row < length; ++row) scale[head * length + row] = slot(row) < used ? 1 + diag[slot(row)] : T(0);
@@ -38,13 +43,12 @@ struct PackedMix {
 
   private:
     void pack(const T* from, int64_t head, T* rows, T* columns) const {
-        rows += head * matrix(length, rank);
-        columns += head * matrix(length, rank);
+        const int64_t first = head * matrix(length, rank);
         for (int64_t row = 0; row < length; ++row)
             for (int64_t r = 0; r < padded<T>(rank); ++r) {
                 const T x = slot(row) < used && r < rank ? from[slot(row) * rank + r] : T(0);
-                rows[r / kPanel<T> * length * kPanel<T> + row * kPanel<T> + r % kPanel<T>] = x;
-                if (r < rank) columns[row / kPanel<T> * rank * kPanel<T> + r * kPanel<T> + row % kPanel<T>] = x;
+                if (rows) rows[first + r / kPanel<T> * length * kPanel<T> + row * kPanel<T> + r % kPanel<T>] = x;
+                if (columns && r < rank) columns[first + row / kPanel<T> * rank * kPanel<T> + r * kPanel<T> + row % kPanel<T>] = x;
             }
     }
 };

@@ -13,6 +13,9 @@
 #include "kernels.h"
 
 namespace hypermlp {
+
+Meter meter;
+
 namespace {
 
 using torch::headeronly::ScalarType;
@@ -244,6 +247,13 @@ std::tuple<Tensor, Tensor, Tensor> native_conv_pair_backward(const Tensor& grad1
 
 }  // namespace
 }  // namespace hypermlp
+
+// The most bytes of scratch held since the last call.
+extern "C" int64_t hypermlp_scratch_peak() {
+    const int64_t peak = hypermlp::meter.peak;
+    hypermlp::meter.reset();
+    return peak;
+}
 
 STABLE_TORCH_LIBRARY_IMPL(hypermlp, CPU, m) {
     m.impl("native", TORCH_BOX(&hypermlp::native));
