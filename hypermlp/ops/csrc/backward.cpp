@@ -197,8 +197,8 @@ struct Backward {
             if (p.glu) {
 #pragma omp simd
                 for (int64_t c = from; c < to; ++c) {
-                    const T h = gate[c], s = scale[c];
-                    gate[c] = (h > 0 ? g[c] * softplus(s) : T(0)) + norm * h;
+                    const T h = gate[c], s = scale[c], through = g[c] * softplus(s);  // computed on both sides: vectorises
+                    gate[c] = (h > 0 ? through : T(0)) + norm * h;
                     scale[c] = g[c] * positive(h) * sigmoid(s);
                 }
             } else {

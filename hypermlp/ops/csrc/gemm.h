@@ -19,6 +19,7 @@ constexpr int64_t kVectorBytes = 32;  // two registers where they have 16 bytes
 #endif
 constexpr int kTile = 6;              // 6 x 2 sums, 2 panel vectors and 1 factor: 15 of 16 registers
 constexpr int64_t kDepth = 256;       // rows of a panel that stay in the L1 cache
+constexpr int64_t kRows = 252;        // rows of the left factor that stay in the L2 cache, a multiple of kTile
 
 template <typename T>
 constexpr int64_t kLanes = kVectorBytes / sizeof(T);
@@ -106,6 +107,12 @@ enum class Causal {
 template <typename T, Into into = Into::kNew, Causal causal = Causal::kNot>
 void multiply(int64_t rows, int64_t columns, int64_t depth, View<T> a, const T* panels, int64_t step, T* c, int64_t ldc, int64_t slack = 0,
               Scaled<T> scaled = {}) {
+    for (int64_t i = kRows; i < rows; i += kRows) {
+        const int64_t moved = causal == Causal::kTransposed ? slack - i : slack + i;
+        const Scaled<T> rest = into == Into::kScaled ? Scaled<T>{scaled.base + i * ldc, scaled.scale} : scaled;
+        multiply<T, into, causal>(std::min(kRows, rows - i), columns, depth, {a.data + i * a.row, a.row, a.column}, panels, step, c + i * ldc, ldc, moved, rest);
+    }
+    rows = std::min(kRows, rows);
     if (depth > kDepth) {
         multiply<T, into, causal>(rows, columns, kDepth, a, panels, step, c, ldc, slack, scaled);
         for (int64_t k = kDepth; k < depth; k += kDepth) {
