@@ -1,0 +1,104 @@
+"""The layers of a Hugging Face cache: each holds the decoding state of one mixer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
+
+from hypermlp.layers import Mixer, MixerState
+
+
+class _StateLayer:
+    """What transformers asks of a cache layer, answered by a ``MixerState``, which the mixer extends itself."""
+
+    is_croppable = True
+    is_compileable = False
+    is_sliding = False
+
+    def __init__(self, **kwargs: Any):
+        self.state: MixerState | None = None
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+        self.is_initialized = False
+
+    def state_of(self, mixer: Mixer, batch_size: int) -> MixerState:
+        """The state to hand to the mixer, made at the first call."""
+        if self.state is None:
+            self.state = mixer.new_state(batch_size)
+        return self.state
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        raise NotImplementedError("a HyperMLP cache layer is filled by its mixer")
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError("a HyperMLP cache layer is filled by its mixer")
+
+    def get_seq_length(self) -> int:
+        return 0 if self.state is None else self.state.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def reset(self) -> None:
+        self.state = None
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """``tokens_to_remove`` is zero or negative, as transformers has it."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"tokens_to_remove is {tokens_to_remove}; it must be zero or negative: so many tokens are removed")
+        if self.state is not None:
+            self.state.crop(self.state.length + tokens_to_remove)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        if self.state is not None:
+            self.state.reorder(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.state is not None:
+            self.state.repeat(repeats)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        if self.state is not None:
+            self.state.reorder(indices.nonzero().flatten() if indices.dtype == torch.bool else indices)
+
+    def offload(self) -> None:
+        if self.state is not None and self.state.keys is not None:
+            self.device = self.state.keys.device
+            self.state.to("cpu")
+
+    def prefetch(self) -> None:
+        if self.state is not None and self.state.keys is not None:
+            self.state.to(self.device)
+
+
+class HyperMLPCacheLayer(_StateLayer, DynamicLayer):
+    _layer_type = "hypermlp"
+
+
+class HyperMLPStaticCacheLayer(_StateLayer, StaticLayer):
+    """A state has its own preallocated room, so a static cache is the same."""
+
+    _layer_type = "hypermlp"
+
+    def __init__(self, max_cache_len: int, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.max_cache_len = max_cache_len
+
+    def get_max_length(self) -> int:
+        return self.max_cache_len
+
+
+def layer_state(cache: Cache | None, index: int, mixer: Mixer, batch_size: int) -> MixerState | None:
+    """The state of layer ``index`` in a cache, if there is one."""
+    if cache is None:
+        return None
+    layer = cache.layers[index] if index < len(cache.layers) else None
+    if not isinstance(layer, _StateLayer):
+        raise ValueError(f"past_key_values holds {type(layer).__name__} for layer {index}; make it with DynamicCache(config=model.config)")
+    return layer.state_of(mixer, batch_size)

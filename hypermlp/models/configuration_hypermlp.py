@@ -1,0 +1,104 @@
+"""The configuration of the language model."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+from hypermlp.config import MixerConfig, require
+
+BLOCKS = ("gpt2", "llama")
+LORA_TARGETS = ["v_proj", "o_proj"]  # the readout of the dynamic MLP: docs/derivation.md
+
+
+@strict
+class HyperMLPConfig(PreTrainedConfig):
+    """A stack of blocks, each a mixer and an MLP.
+
+    Example::
+
+        HyperMLPConfig(mixer="G-cg-q-12o", hidden_size=768, num_hidden_layers=12, max_position_embeddings=1024, vocab_size=50304)
+    """
+
+    model_type = "hypermlp"
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    base_model_fsdp_plan: ClassVar[dict[str, str]] = {"layers.*": "free_full_weight"}
+
+    mixer: str | list[str] = "G-cg-q-12o"  # a label such as "S-p", or one for each layer: a hybrid stack
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_heads: int = 2  # of the mixers
+    max_position_embeddings: int = 1024  # the longest context: slots of the sequence mixes
+    vocab_size: int = 50304
+    block: str = "gpt2"  # "gpt2": LayerNorm, GELU, scaled residual init; "llama": RMSNorm, SwiGLU
+    intermediate_size: int | None = None  # of the MLP; None: 4 x hidden for gpt2, 8/3 x hidden rounded up to 256 for llama
+    learned_positions: bool = False  # a table of absolute positions beside the embeddings, as GPT-2 has it
+    rank: int = 16  # of the sequence mixes
+    compression: int = 4  # what q or v in a label divides that side's width by
+    conv_kernel: int = 4
+    rope_theta: float = 10_000.0
+    norm_eps: float | None = None  # None: 1e-5 for gpt2, 1e-6 for llama
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
+    use_cache: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        require("block", self.block, self.block in BLOCKS, " or ".join(map(repr, BLOCKS)))
+        if isinstance(self.mixer, list):
+            fits = len(self.mixer) == self.num_hidden_layers
+            require("mixer", self.mixer, fits, f"one label, or a list of num_hidden_layers = {self.num_hidden_layers} of them")
+        if self.intermediate_size is None:
+            wide = -(-8 * self.hidden_size // 3)
+            self.intermediate_size = 4 * self.hidden_size if self.block == "gpt2" else -(-wide // 256) * 256
+        if self.norm_eps is None:
+            self.norm_eps = 1e-5 if self.block == "gpt2" else 1e-6
+        for index in range(self.num_hidden_layers):
+            self.mixer_config(index)  # says what is wrong before anything is built
+        super().__post_init__(**kwargs)
+
+    @property
+    def mixers(self) -> list[str]:
+        """The label of every layer."""
+        return self.mixer if isinstance(self.mixer, list) else [self.mixer] * self.num_hidden_layers
+
+    @property
+    def mixer_settings(self) -> dict[str, Any]:
+        """What ``build_mixer`` gets besides the label."""
+        return {
+            "hidden_size": self.hidden_size,
+            "max_length": self.max_position_embeddings,
+            "num_heads": self.num_heads,
+            "rank": self.rank,
+            "compression": self.compression,
+            "conv_kernel": self.conv_kernel,
+            "rope_theta": self.rope_theta,
+            "init_std": self.initializer_range,
+        }
+
+    def mixer_config(self, index: int) -> MixerConfig:
+        return MixerConfig.from_label(self.mixers[index], **self.mixer_settings)
+
+    @property
+    def layer_types(self) -> list[str]:
+        """Which cache layers ``generate`` makes: models/cache.py."""
+        return ["hypermlp"] * self.num_hidden_layers
+
+    def validate_layer_type(self) -> None:
+        """Ours is none of the types that transformers knows."""
+
+    def to_dict(self) -> dict[str, Any]:
+        _offer_lora_targets()  # PEFT asks a model for its configuration just before it looks up default targets
+        result: dict[str, Any] = super().to_dict()
+        return result
+
+
+def _offer_lora_targets() -> None:
+    constants = sys.modules.get("peft.utils.constants")
+    if constants is not None:
+        constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.setdefault(HyperMLPConfig.model_type, LORA_TARGETS)

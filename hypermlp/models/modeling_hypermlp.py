@@ -1,0 +1,209 @@
+"""The language model: embeddings, blocks of a mixer and an MLP, a head.
+
+Shapes: B batch, T new positions, D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import initialization as init
+from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import slice_logits_to_keep
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from hypermlp.layers import Mixer, build_mixer
+from hypermlp.layers.mixing import SequenceMix
+from hypermlp.models.cache import layer_state
+from hypermlp.models.configuration_hypermlp import HyperMLPConfig
+from hypermlp.models.visibility import own_positions, starts_of_batch
+
+
+class GeluMlp(nn.Module):
+    def __init__(self, config: HyperMLPConfig):
+        super().__init__()
+        assert config.intermediate_size is not None
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(nn.functional.gelu(self.up_proj(x)))
+        return out
+
+
+class SwigluMlp(nn.Module):
+    def __init__(self, config: HyperMLPConfig):
+        super().__init__()
+        assert config.intermediate_size is not None
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+def _norm(config: HyperMLPConfig) -> nn.Module:
+    assert config.norm_eps is not None
+    if config.block == "gpt2":
+        return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=False)
+    return nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+
+
+class HyperMLPBlock(GradientCheckpointingLayer):
+    """``x + mixer(norm(x))``, then ``x + mlp(norm(x))``."""
+
+    def __init__(self, config: HyperMLPConfig, index: int):
+        super().__init__()
+        self.index = index
+        self.mixer_norm = _norm(config)
+        self.mixer = build_mixer(config.mixers[index], **config.mixer_settings)
+        self.mlp_norm = _norm(config)
+        self.mlp = GeluMlp(config) if config.block == "gpt2" else SwigluMlp(config)
+        if config.block == "gpt2":
+            for output in (self.mixer.o_proj, self.mlp.down_proj):
+                output.is_residual_output = True  # type: ignore[assignment]  # starts smaller, the more of them are added up
+
+    def forward(self, x: Tensor, starts: Tensor | None = None, past_key_values: Cache | None = None) -> Tensor:
+        state = layer_state(past_key_values, self.index, self.mixer, x.shape[0])
+        x = x + self.mixer(self.mixer_norm(x), state=state, starts=starts)
+        out: Tensor = x + self.mlp(self.mlp_norm(x))
+        return out
+
+
+class HyperMLPPreTrainedModel(PreTrainedModel):
+    config: HyperMLPConfig
+    config_class = HyperMLPConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["HyperMLPBlock"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _can_record_outputs = {"hidden_states": HyperMLPBlock}
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        std = self.config.initializer_range
+        if isinstance(module, nn.Linear | nn.Embedding):
+            depth = 2 * self.config.num_hidden_layers if getattr(module, "is_residual_output", False) else 1
+            init.normal_(module.weight, std=std / math.sqrt(depth))
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            init.ones_(module.weight)
+        elif isinstance(module, SequenceMix):
+            init.zeros_(module.diag)
+            init.normal_(module.left, std=std)
+            init.normal_(module.right, std=std)
+        elif isinstance(module, Mixer):
+            for weight in (module.k_conv, module.v_conv):
+                if weight is not None:
+                    init.normal_(weight, std=std)
+
+    def save_pretrained(self, save_directory: str | os.PathLike[Any], *args: Any, **kwargs: Any) -> Any:
+        """As ever; the folder also gets the few lines that let ``trust_remote_code`` find this package."""
+        self.config.auto_map = {
+            f"Auto{kind}": f"modeling_hypermlp.HyperMLP{name}"
+            for kind, name in (("Config", "Config"), ("Model", "Model"), ("ModelForCausalLM", "ForCausalLM"))
+        }
+        if kwargs.get("is_main_process", True):
+            Path(save_directory).mkdir(parents=True, exist_ok=True)
+            lines = Path(__file__).with_name("remote_code.py.txt").read_text()
+            (Path(save_directory) / "modeling_hypermlp.py").write_text(lines)
+        return super().save_pretrained(save_directory, *args, **kwargs)
+
+
+class HyperMLPModel(HyperMLPPreTrainedModel):
+    """The stack without its head: ``[B, T] -> [B, T, D]``."""
+
+    def __init__(self, config: HyperMLPConfig):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size) if config.learned_positions else None
+        self.layers = nn.ModuleList(HyperMLPBlock(config, index) for index in range(config.num_hidden_layers))
+        self.norm = _norm(config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **_kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """``document_ids``, ``[B, T]``, or ``position_ids`` that begin anew, separate packed documents."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("exactly one of input_ids and inputs_embeds must be given")
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        shape = {"batch": x.shape[0], "new": x.shape[1], "past": past}
+        starts = starts_of_batch(attention_mask, position_ids, document_ids, **shape)
+        if self.embed_positions is not None:
+            positions = own_positions(starts, **shape, device=x.device) if position_ids is None else position_ids
+            x = x + self.embed_positions(positions)
+        for block in self.layers:
+            x = block(x, starts=starts, past_key_values=past_key_values)
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
+
+
+class HyperMLPForCausalLM(HyperMLPPreTrainedModel, GenerationMixin):
+    """Next-token prediction: ``model(input_ids, labels=input_ids).loss``, ``model.generate(...)``."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _fsdp_plan = {"lm_head": "keep_full_weight"}
+
+    def __init__(self, config: HyperMLPConfig):
+        super().__init__(config)
+        self.model = HyperMLPModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            document_ids=document_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states
+        )

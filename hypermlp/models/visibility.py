@@ -1,0 +1,70 @@
+"""What a batch says about who sees whom, turned into ``starts``.
+
+Shapes: B batch, T new positions, P positions in the cache.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def starts_of_batch(
+    attention_mask: Tensor | None, position_ids: Tensor | None, document_ids: Tensor | None, *, batch: int, new: int, past: int
+) -> Tensor | None:
+    """First position that each token sees, ``[B]`` or ``[B, T]``; None if each sees everything before it.
+
+    Args:
+        attention_mask: ``[B, P + T]``, 0 for padding on the left. Zeros on the right are padding too, which nobody sees anyway.
+        position_ids: ``[B or 1, T]``; without a mask and a cache, a document begins wherever they do not count on.
+        document_ids: ``[B, T]``, equal within a document, documents one after another.
+    """
+    padding = None if attention_mask is None else _padding(attention_mask, batch, past + new)
+    documents = None
+    if document_ids is not None:
+        _check_shape("document_ids", document_ids, (batch, new))
+        if past > 0:
+            raise ValueError("document_ids cannot be given with a filled cache; decode each document with a cache of its own")
+        documents = _document_starts(document_ids[:, 1:] != document_ids[:, :-1])
+    elif position_ids is not None and attention_mask is None and past == 0:
+        position_ids = position_ids.expand(batch, -1)
+        _check_shape("position_ids", position_ids, (batch, new))
+        documents = _document_starts(position_ids[:, 1:] != position_ids[:, :-1] + 1)
+        if not torch.compiler.is_compiling() and not documents.any():
+            documents = None
+    if documents is None or padding is None:
+        return padding if documents is None else documents
+    return torch.maximum(documents, torch.minimum(padding[:, None], torch.arange(1, new + 1, device=padding.device)))
+
+
+def _check_shape(name: str, x: Tensor, shape: tuple[int, int]) -> None:
+    if tuple(x.shape) != shape:
+        raise ValueError(f"{name} has shape {list(x.shape)}; it must be {list(shape)}")
+
+
+def _padding(mask: Tensor, batch: int, total: int) -> Tensor | None:
+    if mask.dim() != 2:
+        raise ValueError(f"attention_mask has shape {list(mask.shape)}; it must be [batch, positions], 0 for padding on the left")
+    _check_shape("attention_mask", mask, (batch, total))
+    seen = mask != 0
+    starts = (seen.cumsum(dim=1) == 0).sum(dim=1)
+    if torch.compiler.is_compiling():
+        return starts
+    if bool((seen[:, 1:] & ~seen[:, :-1]).sum(dim=1).add(seen[:, 0]).gt(1).any()):
+        raise ValueError("attention_mask has zeros between ones; only padding on the left and on the right can be masked")
+    return starts if bool(starts.any()) else None
+
+
+def _document_starts(begins: Tensor) -> Tensor:
+    """``begins``: ``[B, T - 1]``, does a document begin at positions 1, 2, ...?"""
+    positions = torch.arange(1, begins.shape[1] + 1, device=begins.device)
+    starts = torch.where(begins, positions, 0)
+    return torch.nn.functional.pad(starts, (1, 0)).cummax(dim=1).values
+
+
+def own_positions(starts: Tensor | None, *, batch: int, new: int, past: int, device: torch.device) -> Tensor:
+    """Positions counted from what each token sees first, ``[B or 1, T]``: for a table of learned positions."""
+    positions = torch.arange(past, past + new, device=device)[None]
+    if starts is None:
+        return positions
+    return (positions - (starts[:, None] if starts.dim() == 1 else starts)).clamp(min=0)

@@ -1,0 +1,62 @@
+"""The configuration: defaults, errors before work, parameter counts."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from hypermlp import budget
+from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
+
+
+def on_meta(**settings):
+    with torch.device("meta"):
+        return HyperMLPForCausalLM(HyperMLPConfig(**settings))
+
+
+def parameters(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_a_round_trip_through_a_dictionary_and_auto_classes():
+    config = HyperMLPConfig(mixer=["G-cg-q-12o", "S-p"], num_hidden_layers=2, hidden_size=64, block="llama", tie_word_embeddings=False)
+    again = AutoConfig.for_model(**config.to_dict())
+    assert isinstance(again, HyperMLPConfig)
+    assert again.to_dict() == config.to_dict()
+    assert again.mixers == ["G-cg-q-12o", "S-p"]
+    assert again.intermediate_size == 256
+    assert isinstance(AutoModelForCausalLM.from_config(config), HyperMLPForCausalLM)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"block": "bert"}, "block is 'bert'; it must be 'gpt2' or 'llama'"),
+        ({"mixer": ["S", "S-p"]}, "num_hidden_layers = 12"),
+        ({"mixer": "Q-12"}, "label 'Q-12'"),
+        ({"hidden_size": 30, "num_heads": 4}, "hidden_size|qk_width"),
+        ({"rank": 0}, "rank is 0"),
+    ],
+)
+def test_errors_before_work(settings, message):
+    with pytest.raises(ValueError, match=message):
+        HyperMLPConfig(**settings)
+
+
+def test_nanogpt_has_nanogpts_parameters():
+    # shared with the paper's protocol: 12 layers, width 768, context 1024, vocabulary 50,304, no biases, tied
+    assert parameters(on_meta(mixer="S", learned_positions=True)) == 124_373_760
+    assert parameters(on_meta(mixer="S")) == 123_587_328
+
+
+@pytest.mark.parametrize(("hidden", "tied", "untied"), [(1024, 341_099_520, 373_867_520), (2048, 1_298_761_728, 1_364_297_728)])
+def test_the_transformers_of_the_large_runs(hidden, tied, untied):
+    shape = {"mixer": "S-p", "block": "llama", "hidden_size": hidden, "num_hidden_layers": 24, "vocab_size": 32_000}
+    for tie, expected in ((True, tied), (False, untied)):
+        assert parameters(on_meta(**shape, max_position_embeddings=4096, tie_word_embeddings=tie)) == expected
+
+
+@pytest.mark.parametrize("label", ["G-cg-q-12o", "R-cg-q-12o", "G-12!"])
+def test_mixers_cost_what_the_budget_says(label):
+    config = HyperMLPConfig(mixer=label, hidden_size=128, max_position_embeddings=128)
+    model = on_meta(mixer=label, hidden_size=128, max_position_embeddings=128)
+    assert sum(p.numel() for p in model.model.layers[0].mixer.parameters()) == budget.parameter_count(config.mixer_config(0))

@@ -1,0 +1,68 @@
+"""``generate`` in its usual modes: a cache, padding and other company in the batch change no token."""
+
+import pytest
+import torch
+
+from .conftest import LABELS, build
+
+NEW = 12
+WAYS = {
+    "greedy": {},
+    "beams": {"num_beams": 3},
+    "several beams returned": {"num_beams": 3, "num_return_sequences": 2},
+    "sampling": {"do_sample": True, "num_return_sequences": 2, "top_k": 20},
+}
+
+
+def generate(model, ids, **settings):
+    torch.manual_seed(5)
+    return model.generate(ids, max_new_tokens=NEW, pad_token_id=0, **({"do_sample": False} | settings))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("label", LABELS)
+def test_with_and_without_a_cache(label, way, ids):
+    model = build(label)
+    without = generate(model, ids, use_cache=False, **WAYS[way])
+    assert len(without.unique()) > 10  # nothing is proved by a model that repeats itself
+    assert torch.equal(generate(model, ids, **WAYS[way]), without)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("label", LABELS)
+def test_a_left_padded_batch_equals_one_by_one(label, beams, ids):
+    model = build(label)
+    lengths = (17, 9, 4)
+    padded, mask = torch.zeros_like(ids), torch.zeros_like(ids)
+    for row, n in enumerate(lengths):
+        padded[row, 17 - n :], mask[row, 17 - n :] = ids[row, :n], 1
+    together = generate(model, padded, attention_mask=mask, num_beams=beams)
+    for row, n in enumerate(lengths):
+        alone = generate(model, ids[row : row + 1, :n], num_beams=beams)
+        assert torch.equal(together[row, 17:], alone[0, n:])
+
+
+@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize(
+    "settings", [{"prefill_chunk_size": 5}, {"cache_implementation": "static"}, {"cache_implementation": "offloaded"}], ids=str
+)
+def test_other_caches_and_chunked_prefill(label, settings, ids):
+    model = build(label)
+    assert torch.equal(generate(model, ids, **settings), generate(model, ids))
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_assisted_decoding_takes_back_what_was_guessed_wrong(label, ids):
+    model = build(label)
+    expected = generate(model, ids[:1])
+    assert torch.equal(generate(model, ids[:1], prompt_lookup_num_tokens=4), expected)
+    assistant = build(label, num_hidden_layers=1)
+    torch.manual_seed(5)
+    assert torch.equal(model.generate(ids[:1], max_new_tokens=NEW, do_sample=False, assistant_model=assistant), expected)
+
+
+def test_a_cache_goes_on_in_a_second_call(ids):
+    model = build()
+    first = model.generate(ids, max_new_tokens=4, do_sample=False, return_dict_in_generate=True)
+    second = model.generate(first.sequences, past_key_values=first.past_key_values, max_new_tokens=NEW - 4, do_sample=False)
+    assert torch.equal(second, generate(model, ids))

@@ -1,0 +1,176 @@
+"""The model keeps the layers' contract: caching, padding and packing change nothing."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from hypermlp.testing import assert_close
+
+from .conftest import LABELS, build
+
+TIGHT = 1e-9
+VARIANTS = [(label, {}) for label in LABELS] + [
+    (["G-cg-q-12o", "S-p"], {"block": "llama"}),
+    ("S", {"learned_positions": True}),
+    ("R-12!", {"block": "llama", "tie_word_embeddings": False}),
+]
+
+
+@pytest.mark.parametrize(("mixer", "settings"), VARIANTS)
+@torch.no_grad()
+def test_a_cache_changes_nothing(mixer, settings, ids):
+    model = build(mixer, **settings)
+    full = model(ids).logits
+    for sizes in ([5] + [1] * 12, [1, 7, 9], [16, 1]):
+        cache = DynamicCache(config=model.config)
+        parts = [model(chunk, past_key_values=cache, use_cache=True).logits for chunk in ids.split(sizes, dim=1)]
+        assert_close(torch.cat(parts, dim=1), full, tolerance=TIGHT)
+        assert cache.get_seq_length() == 17
+
+
+@pytest.mark.parametrize(("mixer", "settings"), VARIANTS)
+def test_padding_on_either_side_changes_nothing(mixer, settings, ids):
+    model = build(mixer, **settings)
+    lengths, total = (17, 9, 4), 20
+    for left in (True, False):
+        padded, mask = torch.full((3, total), 60), torch.zeros(3, total, dtype=torch.long)
+        places = [slice(total - n, total) if left else slice(0, n) for n in lengths]
+        for row, (place, n) in enumerate(zip(places, lengths, strict=True)):
+            padded[row, place], mask[row, place] = ids[row, :n], 1
+        logits = model(padded, attention_mask=mask).logits
+        for row, (place, n) in enumerate(zip(places, lengths, strict=True)):
+            assert_close(logits[row : row + 1, place], model(ids[row : row + 1, :n]).logits, tolerance=TIGHT)
+
+
+@pytest.mark.parametrize(("mixer", "settings"), VARIANTS)
+def test_packed_documents_are_separate(mixer, settings, ids):
+    model = build(mixer, **settings)
+    lengths = [5, 1, 11]
+    alone = torch.cat([model(chunk).logits for chunk in ids[:1].split(lengths, dim=1)], dim=1)
+    positions = torch.cat([torch.arange(n) for n in lengths])[None]
+    documents = torch.cat([torch.full((n,), i) for i, n in enumerate(lengths)])[None]
+    for packed in ({"position_ids": positions}, {"document_ids": documents}, {"position_ids": positions, "document_ids": documents}):
+        if "position_ids" not in packed and settings.get("learned_positions"):
+            continue
+        assert_close(model(ids[:1], **packed).logits, alone, tolerance=TIGHT)
+
+
+def test_learned_positions_count_from_the_document(ids):
+    model = build("S", learned_positions=True)
+    lengths = [5, 12]
+    documents = torch.cat([torch.full((n,), i) for i, n in enumerate(lengths)])[None]
+    alone = torch.cat([model(chunk).logits for chunk in ids[:1].split(lengths, dim=1)], dim=1)
+    assert_close(model(ids[:1], document_ids=documents).logits, alone, tolerance=TIGHT)
+
+
+def test_packed_and_padded(ids):
+    model = build()
+    lengths = [3, 6, 8]  # padding, two documents
+    documents = torch.cat([torch.full((n,), i) for i, n in enumerate(lengths)])[None]
+    mask = (documents > 0).long()
+    alone = torch.cat([model(chunk).logits for chunk in ids[:1, 3:].split(lengths[1:], dim=1)], dim=1)
+    assert_close(model(ids[:1], attention_mask=mask, document_ids=documents).logits[:, 3:], alone, tolerance=TIGHT)
+
+
+def test_what_cannot_be_masked_is_refused(ids):
+    model = build()
+    hole = torch.ones_like(ids)
+    hole[1, 4] = 0
+    cases = [
+        ({"attention_mask": hole}, "zeros between ones"),
+        ({"attention_mask": hole[:, :5]}, r"attention_mask has shape \[3, 5\]; it must be \[3, 17\]"),
+        ({"attention_mask": hole[:, None, None]}, "must be \\[batch, positions\\]"),
+        ({"document_ids": ids[:, :4]}, r"document_ids has shape \[3, 4\]"),
+        ({"past_key_values": DynamicCache(), "use_cache": True}, r"DynamicCache\(config=model.config\)"),
+    ]
+    for arguments, message in cases:
+        with pytest.raises(ValueError, match=message):
+            model(ids, **arguments)
+    with pytest.raises(ValueError, match="65 positions, but max_length is 64"):
+        model(torch.zeros(1, 65, dtype=torch.long))
+
+
+def test_the_loss_is_the_mean_over_next_tokens_or_over_a_given_number(ids):
+    model = build()
+    logits = model(ids).logits
+    labels = ids.clone()
+    labels[0, :9] = -100
+    each = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum", ignore_index=-100)
+    count = int((labels[:, 1:] != -100).sum())
+    assert_close(model(ids, labels=labels).loss, each / count, tolerance=1e-6)
+    assert_close(model(ids, labels=labels, num_items_in_batch=100).loss, each / 100, tolerance=1e-6)
+    assert model(ids, logits_to_keep=1).logits.shape == (3, 1, 61)
+
+
+def test_gradient_checkpointing_gives_the_same_gradients(ids):
+    model = build(vocab_size=61).train()
+    grads = []
+    for checkpointed in (False, True):
+        if checkpointed:
+            model.gradient_checkpointing_enable()
+        model.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        grads.append([p.grad.clone() for p in model.parameters()])
+    assert model.is_gradient_checkpointing
+    for plain, again in zip(*grads, strict=True):
+        assert torch.equal(plain, again)
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_bfloat16(label, ids):
+    model = build(label, dtype=torch.float32)
+    exact = model(ids).logits
+    half = model.to(torch.bfloat16)
+    assert half(ids).logits.dtype == torch.bfloat16
+    assert_close(half(ids).logits.float(), exact, tolerance=0.1)
+
+
+def test_hidden_states(ids):
+    out = build()(ids, output_hidden_states=True)
+    assert [h.shape for h in out.hidden_states] == [(3, 17, 32)] * 3
+
+
+@pytest.mark.parametrize(("mixer", "settings"), VARIANTS)
+def test_saved_and_loaded_bit_for_bit(mixer, settings, ids, tmp_path):
+    model = build(mixer, dtype=torch.float32, **settings)
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors").exists()
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    for (name, ours), (other, theirs) in zip(model.state_dict().items(), again.state_dict().items(), strict=True):
+        assert name == other
+        assert torch.equal(ours, theirs)
+    tied = again.lm_head.weight is again.model.embed_tokens.weight
+    assert tied == settings.get("tie_word_embeddings", True)
+    assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+def test_a_saved_folder_finds_the_package_by_itself_or_says_what_to_install(tmp_path):
+    build(dtype=torch.float32).save_pretrained(tmp_path)
+    load = f"from transformers import AutoModelForCausalLM as A; print(type(A.from_pretrained({str(tmp_path)!r}, trust_remote_code=True)))"
+    environment = {"PATH": "/usr/bin:/bin", "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    for hide, expected in (("", "HyperMLPForCausalLM"), ("import sys; sys.modules['hypermlp'] = None; ", "pip install 'hypermlp[train]'")):
+        done = subprocess.run([sys.executable, "-c", hide + load], capture_output=True, text=True, env=environment)
+        assert expected in done.stdout + done.stderr
+
+
+def test_compiles_whole(ids, compiler):
+    model = build()
+    compiled = compiler(model, fullgraph=True, backend="aot_eager")
+    assert_close(compiled(ids, use_cache=False).logits, model(ids, use_cache=False).logits, tolerance=TIGHT)
+
+
+def test_initialisation_scales_residual_outputs_with_depth():
+    for block, expected in (("gpt2", 0.02 / 8**0.5), ("llama", 0.02)):
+        from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
+
+        model = HyperMLPForCausalLM(HyperMLPConfig(hidden_size=128, num_hidden_layers=4, vocab_size=100, block=block))
+        for layer in model.model.layers:
+            for weight in (layer.mixer.o_proj.weight, layer.mlp.down_proj.weight):
+                assert weight.std().item() == pytest.approx(expected, rel=0.05)
+            assert layer.mixer.q_proj.weight.std().item() == pytest.approx(0.02, rel=0.1)
+            assert not layer.mixer.gates.bias.any()
+            assert not layer.mixer.mix1.diag.any()
+            assert layer.mixer.mix1.left.std().item() == pytest.approx(0.02, rel=0.1)
