@@ -25,7 +25,7 @@ def main(args: argparse.Namespace) -> None:
     except build.BuildError as error:
         raise ValueError(error) from error
     print(f"library   {path}")
-    print(f"compiler  {compiler} {' '.join((*build.FLAGS, *build.extra_flags()))}")
+    print(f"compiler  {' '.join((*compiler, *build.FLAGS, *build.extra_flags()))}")
     print(
         "state     "
         + ("it was there" if was_there else f"built in {time.monotonic() - began:.1f} s")

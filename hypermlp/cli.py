@@ -19,6 +19,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "info": Command("hypermlp.info", "versions, device, backends and why one is missing", "hypermlp info"),
     "build": Command("hypermlp.build", "build the CPU kernels ahead of their first use", "hypermlp build --force"),
+    "train": Command("hypermlp.train.run", "train a language model by a recipe, or go on", "hypermlp train demo --set training.steps=50"),
     "bench op": Command(
         "hypermlp.bench.op",
         "time and memory of operator and layer against PyTorch's fused softmax attention",

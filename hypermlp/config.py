@@ -10,6 +10,7 @@ from typing import Any
 
 from hypermlp.label import Label
 
+TINY = 2.0**-126
 ACTIVATION_OF_BASE = {"S": "softmax", "R": "relu", "G": "glu"}
 
 
@@ -65,6 +66,7 @@ class MixerConfig:
             value = getattr(self, name)
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
             require(name, value, is_number and math.isfinite(value) and value > 0, "a positive finite number")
+        require("eps", self.eps, self.eps >= TINY, f"at least {TINY:.3g}, the smallest normal float32")
         object.__setattr__(self, "qk_width", self.qk_width or divided(self.hidden_size, 4))
         object.__setattr__(self, "vo_width", self.vo_width or self.hidden_size)
         self._divides("qk_width", self.num_branches)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hypermlp.ops.backends import choose_backend
-from hypermlp.ops.library import Operator, call, define, differentiate, refuse_forward_mode
+from hypermlp.ops.library import Operator, call, define, differentiate, refuse_transforms
 
 
 def causal_conv_pair(
@@ -24,14 +24,16 @@ def causal_conv_pair(
         weight1, weight2: ``[D, K]``, column i for lag i.
         length: T.
         reach: int64 ``[B, T]``, how many positions, itself first, each position sees; None for all. 0 gives a zero row.
-        backend: as for the operator: "native" or "auto" uses the C++ kernel, every other one is plain PyTorch.
+        backend: as for the operator: "native" is the C++ kernel, "blocked" PyTorch with its own backward, "reference" plain PyTorch.
 
     Returns:
         two tensors ``[B, T, D]`` in the dtype of x.
     """
-    refuse_forward_mode("causal_conv_pair")
-    native = choose_backend(backend, x.device.type, "conv") == "native"
-    outs: tuple[Tensor, Tensor] = call(_native_conv_pair if native else _conv_pair, x, weight1, weight2, length, reach)
+    chosen = choose_backend(backend, x.device.type, "conv")
+    if chosen == "reference":
+        return _forward(x, weight1, weight2, length, reach)
+    refuse_transforms("causal_conv_pair in backend " + repr(chosen))
+    outs: tuple[Tensor, Tensor] = call(_native_conv_pair if chosen == "native" else _conv_pair, x, weight1, weight2, length, reach)
     return outs
 
 
@@ -97,7 +99,12 @@ def _define_conv_pair(name: str) -> Operator:
         x, weight1, weight2, reach = ctx.saved_tensors
         return *backward_op(grad1, grad2, x, weight1, weight2, ctx.length, reach), None, None
 
-    differentiate(name, backward, _save, "causal_conv_pair has no second derivative: gradients of its gradients cannot be computed")
+    differentiate(
+        name,
+        backward,
+        _save,
+        "causal_conv_pair has no second derivative: gradients of its gradients cannot be computed; backend='reference' has",
+    )
     return forward_op
 
 

@@ -113,7 +113,7 @@ class Mixer(nn.Module):
             reach = torch.arange(past + 1, total + 1, device=x.device) - starts  # how many positions each sees, itself included
             x = x.masked_fill((reach < 1)[:, :, None], 0)  # padding: whatever stands there, even NaN, goes no further
 
-        natively = state is not None and steps_natively(config, x, self.backend)
+        natively = state is not None and steps_natively(config, x, (self.mix1, self.mix2), self.backend)
         keys_from = values_from = x
         if self.k_conv is None or self.v_conv is None:
             pass
@@ -123,8 +123,8 @@ class Mixer(nn.Module):
             extended = x if state is None else state.offer_inputs(x)
             keys_from, values_from = causal_conv_pair(extended, self.k_conv, self.v_conv, new, reach, backend=self.backend)
         q, k, v = self.q_proj(x), self.k_proj(keys_from), self.v_proj(values_from)
-        if state is not None and natively:
-            gates = None if self.gates is None else self.gates(x)
+        if state is not None and natively and q.dtype == k.dtype == v.dtype == x.dtype:
+            gates = None if self.gates is None else self.gates(x).to(x.dtype)
             o = native_step(state, q, k, v, gates, self.mix1, self.mix2, starts)
         else:
             gates = None if self.gates is None else torch.sigmoid(self.gates(x))
@@ -167,7 +167,8 @@ class Mixer(nn.Module):
         return o * o_gate if config.feature_gates and o_gate is not None else o
 
     def _check(self, x: Tensor, state: MixerState | None, starts: Tensor | None) -> None:
-        weight, max_length = self.q_proj.weight, self.config.max_length
+        weight, max_length = getattr(self.q_proj, "weight", x), self.config.max_length  # an adapter may have none
+        weight = weight if isinstance(weight, Tensor) else x
         require("x", type(x), isinstance(x, Tensor), "a tensor")
         if x.dim() != 3 or x.shape[-1] != self.config.hidden_size or 0 in x.shape:
             raise ValueError(f"x has shape {list(x.shape)}; it must be [batch, positions, {self.config.hidden_size}], none empty")
@@ -181,6 +182,8 @@ class Mixer(nn.Module):
             raise ValueError(
                 f"x has batch size {x.shape[0]}, the state {state.batch_size}; make one with new_state(batch_size={x.shape[0]})"
             )
+        if state is not None:
+            state.check_inputs(x)
         if starts is not None:
             check_starts_form(starts, x)
         total = x.shape[1] + (0 if state is None else state.length)

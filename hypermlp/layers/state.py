@@ -61,6 +61,14 @@ def _frozen(buffer: Tensor) -> bool:
     return not torch.compiler.is_compiling() and buffer.is_inference() and not torch.is_inference_mode_enabled()
 
 
+def _require_kind(known: Tensor | None, new: Tensor) -> None:
+    if known is not None and (known.dtype, known.device) != (new.dtype, new.device):
+        raise ValueError(
+            f"the state holds {known.dtype} on {known.device}, this call makes {new.dtype} on {new.device}; "
+            "decode under the same autocast as the prompt, or move the state with state.to(...)"
+        )
+
+
 class MixerState:
     """Keys, values, the latest layer inputs (for the convolution) and ``starts`` of every position so far.
 
@@ -112,12 +120,12 @@ class MixerState:
 
     def offer(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values of all positions, the new ones last."""
-        self._check_kind(keys)
+        self._check_kind(keys, values)
         return self._keys.extended(keys), self._values.extended(values)
 
     def caches(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """The buffers of keys and values, with room for new ones, ``[B, T, H * D]``, which the caller writes behind ``length``."""
-        self._check_kind(keys)
+        self._check_kind(keys, values)
         config, new = self.config, keys.shape[1]
         return (
             self._keys.room(new, keys, (config.num_branches, config.qk_dim)),
@@ -128,13 +136,14 @@ class MixerState:
         """The buffer of inputs, with room for x, which the caller writes behind the number of them that is returned."""
         return self._inputs.room(x.shape[1], x, x.shape[2:]), self._inputs.length
 
-    def _check_kind(self, keys: Tensor) -> None:
-        known = self._keys.buffer
-        if known is not None and (known.dtype, known.device) != (keys.dtype, keys.device):
-            raise ValueError(
-                f"the state holds {known.dtype} on {known.device}, this call makes {keys.dtype} on {keys.device}; "
-                "decode under the same autocast as the prompt, or move the state with state.to(...)"
-            )
+    def check_inputs(self, x: Tensor) -> None:
+        """Before anything is written: a call that fails leaves the state as it was."""
+        if self.config.conv:
+            _require_kind(self._inputs.buffer, x)
+
+    def _check_kind(self, keys: Tensor, values: Tensor) -> None:
+        _require_kind(self._keys.buffer, keys)
+        _require_kind(self._values.buffer, values)
 
     def commit(self, new: int, starts: Tensor | None) -> None:
         """Take in the ``new`` positions that were offered; ``starts`` of all, as ``offer_starts`` gave them."""

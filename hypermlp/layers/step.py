@@ -15,7 +15,7 @@ from hypermlp.layers.mixing import SequenceMix
 from hypermlp.layers.state import MixerState
 from hypermlp.ops.api import autocast_enabled
 from hypermlp.ops.backends import choose_backend
-from hypermlp.ops.library import call, define
+from hypermlp.ops.library import call, define, in_transform
 
 MOST_POSITIONS = 4  # the kernel takes them one by one
 
@@ -41,19 +41,33 @@ _native_step = define("native_step", _SCHEMA, _fake)
 _native_conv_step = define("native_conv_step", _CONV_SCHEMA, _fake_conv)
 
 
-def steps_natively(config: MixerConfig, x: Tensor, backend: str) -> bool:
-    """Can the kernels take these new positions? They compute no gradients, rotate nothing and know no half precision."""
+def steps_natively(config: MixerConfig, x: Tensor, mixes: tuple[SequenceMix | None, ...], backend: str) -> bool:
+    """Can the kernels take these new positions? They compute no derivatives, rotate nothing and know no half precision."""
     if x.shape[1] > MOST_POSITIONS or torch.is_grad_enabled() or torch.compiler.is_compiling() or config.rope:
         return False
     if x.dtype not in (torch.float32, torch.float64) or config.activation == "softmax" or autocast_enabled(x.device.type):
         return False
+    if in_transform() or not all(map(_is_plain, mixes)):
+        return False
     return choose_backend(backend, x.device.type, config.activation) == "native"
+
+
+def _is_plain(mix: SequenceMix | None) -> bool:
+    """The kernel reads the parameters and does not call the module, so nothing may be attached to it."""
+    return mix is None or (type(mix) is SequenceMix and not mix._forward_hooks and not mix._forward_pre_hooks)
+
+
+def _written(*caches: Tensor) -> None:
+    """Let autograd know, so that a backward that saved a cache refuses instead of being wrong."""
+    tracked = [cache for cache in caches if not cache.is_inference()]
+    torch.autograd.graph.increment_version(tracked)
 
 
 def native_conv_step(state: MixerState, x: Tensor, weight1: Tensor, weight2: Tensor, reach: Tensor | None) -> tuple[Tensor, Tensor]:
     """``causal_conv_pair`` of the state's inputs and of x, which they take in."""
     history, past = state.input_cache(x)
     outs: tuple[Tensor, Tensor] = call(_native_conv_step, x, history, past, weight1, weight2, reach)
+    _written(history)
     return outs
 
 
@@ -77,4 +91,5 @@ def native_step(
         *(*parameters[0], *parameters[1]),
         *(starts, config.activation, config.layout, config.eps),
     )
+    _written(keys, values)
     return out

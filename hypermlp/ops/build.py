@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -33,17 +34,21 @@ class BuildError(RuntimeError):
 
 def cache_directory() -> Path:
     """``HYPERMLP_CACHE``, or a folder in the user's cache."""
-    chosen = os.environ.get("HYPERMLP_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(chosen) if chosen else Path(base) / "hypermlp"
+    if chosen := os.environ.get("HYPERMLP_CACHE"):
+        return Path(chosen)
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hypermlp"
+    except RuntimeError as error:
+        raise BuildError(f"there is no cache folder: {error}; name one in HYPERMLP_CACHE") from error
 
 
-def compiler() -> str:
-    """``CXX``, or the first compiler found."""
+def compiler() -> list[str]:
+    """``CXX``, which may have arguments, or the first compiler found."""
     candidates = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
     for name in candidates:
-        if path := shutil.which(name):
-            return path
+        program, *arguments = shlex.split(name)
+        if path := shutil.which(program):
+            return [path, *arguments]
     raise BuildError(f"no C++ compiler found (tried {', '.join(candidates)}); install one, or name it in CXX")
 
 
@@ -60,7 +65,11 @@ def _torch_flags() -> list[str]:
 
 def library_path() -> Path:
     """Where the library of these sources, this compiler, this torch and this processor is, or will be."""
-    version = subprocess.run([compiler(), "--version"], capture_output=True, text=True, check=False).stdout
+    command = [*compiler(), "--version"]
+    try:
+        version = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    except OSError as error:
+        raise BuildError(f"the C++ compiler {command[0]} cannot be run: {error}") from error
     key = hashlib.sha256("\0".join((version, torch.__version__, _processor(), *FLAGS, TORCH_ABI, *extra_flags())).encode())
     for source in sorted(SOURCES.iterdir()):
         key.update(source.name.encode() + b"\0" + source.read_bytes())
@@ -79,12 +88,12 @@ def _processor() -> str:
 def build(*, quiet: bool = False) -> Path:
     """The library, built if it is not there yet. Raises BuildError with the reason."""
     path = library_path()
-    if path.exists():
+    if _is_whole(path):
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _lock(path.with_suffix(".lock")):
-            if not path.exists():
+            if not _is_whole(path):
                 _compile(path, quiet=quiet)
     except OSError as error:
         raise BuildError(f"cannot write to the cache {path.parent}: {error}; name another folder in HYPERMLP_CACHE") from error
@@ -98,14 +107,28 @@ def _compile(path: Path, *, quiet: bool) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent, suffix=".part") as aside, ThreadPoolExecutor(os.cpu_count()) as threads:
         sources = sorted(SOURCES.glob("*.cpp"))
         objects = [str(Path(aside) / source.with_suffix(".o").name) for source in sources]
-        common = [compiler(), *FLAGS, *extra_flags(), *_torch_flags()]
+        common = [*compiler(), *FLAGS, *extra_flags(), *_torch_flags()]
         for done in [threads.submit(_run, [*common, "-c", str(s), "-o", o]) for s, o in zip(sources, objects, strict=True)]:
             done.result()
         library = Path(aside) / path.name
         _run([*common, "-shared", *objects, "-ltorch_cpu", "-o", str(library)])
+        with open(library, "rb") as file:
+            os.fsync(file.fileno())
+        digest = _digest(library)
         os.replace(library, path)
+        path.with_suffix(".sha256").write_text(digest)
     if not quiet:
         print(f"hypermlp: built in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _is_whole(path: Path) -> bool:
+    """Is the library there, as it was written? A damaged one would not fail to load but kill the process."""
+    checksum = path.with_suffix(".sha256")
+    return path.exists() and checksum.exists() and checksum.read_text() == _digest(path)
 
 
 def _run(command: list[str]) -> None:

@@ -59,10 +59,20 @@ def call(operator: Operator, *arguments: Any) -> Any:
         return operator(*arguments)
 
 
-def refuse_forward_mode(what: str) -> None:
-    """PyTorch gives an operator without a rule for it a zero tangent, silently."""
+def in_transform() -> bool:
+    """Is forward mode on, or a transform of torch.func?"""
+    return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def refuse_transforms(what: str) -> None:
+    """PyTorch gives an operator without a rule for it a zero tangent, silently; and torch.func.grad says what it misses, not of whom."""
     if forward_ad._current_level >= 0:
         raise RuntimeError(f"{what} has no forward-mode derivative (torch.func.jvp, dual numbers); backend='reference' has")
+    if torch.compiler.is_compiling():
+        return
+    transform = torch._C._functorch.peek_interpreter_stack()
+    if transform is not None and transform.key() == torch._C._functorch.TransformType.Grad:
+        raise RuntimeError(f"{what} cannot be differentiated by torch.func (grad, vjp, jacrev); use torch.autograd, or backend='reference'")
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, *_rest: Any) -> tuple[Tensor, Tensor]:
@@ -125,7 +135,7 @@ def register_kernels(name: str, forward: Forward | None = None, backward: Backwa
         layout: str,
         eps: float,
     ) -> Tensor:
-        refuse_forward_mode("hyper_attention in backend " + repr(name))
+        refuse_transforms("hyper_attention in backend " + repr(name))
         none = (None, None, None, None)
         out: Tensor = call(forward_op, q, k, v, *(mix1 or none), *(mix2 or none), starts, activation, layout, eps)[0]
         return out

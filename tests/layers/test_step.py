@@ -31,7 +31,7 @@ def test_where_it_applies():
     config = layer.config
 
     def applies(config=config, x=x[:, :1], backend="auto"):
-        return step.steps_natively(config, x, backend)
+        return step.steps_natively(config, x, (layer.mix1, layer.mix2), backend)
 
     assert not applies()  # gradients might be asked for
     with torch.no_grad():
@@ -44,6 +44,10 @@ def test_where_it_applies():
         assert not applies(config=Mixer.from_label("S", hidden_size=16, max_length=8).config)
         with torch.autocast("cpu", torch.bfloat16):
             assert not applies()
+        handle = layer.mix1.register_forward_hook(lambda *_: None)  # the kernel would not call it
+        assert not applies()
+        handle.remove()
+        assert applies()
 
 
 def test_opcheck():
@@ -60,3 +64,85 @@ def test_opcheck():
         for name, inputs in (("native_step", arguments), ("native_conv_step", conv_arguments)):
             checks = torch.library.opcheck(getattr(torch.ops.hypermlp, name).default, inputs)
             assert set(checks.values()) == {"SUCCESS"}
+
+
+class Cast(torch.nn.Module):
+    """A projection that returns another dtype, as an adapter might."""
+
+    def __init__(self, linear, dtype):
+        super().__init__()
+        self.linear, self.dtype = linear, dtype
+
+    def forward(self, x):
+        return self.linear(x).to(self.dtype).to(self.dtype)
+
+
+@pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj"])
+def test_projections_of_another_dtype_are_not_misread(name):
+    layer, x, state = setup(dtype=torch.float32)
+    if name == "v_proj":
+        layer.o_proj = layer.o_proj.bfloat16()
+    setattr(layer, name, Cast(getattr(layer, name), torch.bfloat16))
+    layer.backend = "native"
+    with torch.no_grad():
+        try:
+            full = layer(x)
+        except (RuntimeError, ValueError):
+            with pytest.raises((RuntimeError, ValueError)):
+                layer(x[:, :1], state=state)
+            return
+        outs = [layer(x[:, i : i + 1], state=state) for i in range(30)]
+    assert_close(torch.cat(outs, dim=1), full, tolerance=0.05)
+
+
+def test_a_mix_that_is_no_plain_module_is_called():
+    layer, x, state = setup()
+    layer.mix1.register_forward_hook(lambda _module, _inputs, mix: mix._replace(gate=0 * mix.gate))
+    with torch.no_grad():
+        outs = [layer(x[:, i : i + 1], state=state) for i in range(30)]
+        assert_close(torch.cat(outs, dim=1), layer(x), tolerance=1e-10)
+
+
+def test_a_call_in_another_dtype_leaves_the_state_as_it_was():
+    layer, x, state = setup(dtype=torch.float32)
+    with torch.no_grad():
+        full = layer(x)
+        layer(x[:, :10], state=state)
+        state = state.clone()  # its buffers are exactly full
+        layer.double()
+        for count in (1, 8):
+            with pytest.raises(ValueError, match=r"the state holds torch\.float32"):
+                layer(x[:, 10 : 10 + count].double(), state=state)
+        layer.float()
+        outs = [layer(x[:, i : i + 1], state=state) for i in range(10, 30)]
+    assert_close(torch.cat(outs, dim=1), full[:, 10:], tolerance=1e-4)
+
+
+def test_a_step_over_tensors_saved_for_backward_is_noticed():
+    layer, x, state = setup()
+    out = layer(x[:, :10], state=state)
+    state.detach().crop(8)
+    with torch.no_grad():
+        layer(x[:, 15:16], state=state)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_derivatives_by_transforms_are_refused_not_zero():
+    layer, x, _ = setup()
+    with torch.no_grad(), pytest.raises(RuntimeError, match="no forward-mode derivative"):
+        torch.func.jvp(lambda z: layer(z, state=layer.new_state(2)), (x[:, :1],), (x[:, :1],))
+    with pytest.raises(RuntimeError, match=r"cannot be differentiated by torch.func.*backend='reference'"):
+        torch.func.grad(lambda z: layer(z).sum())(x)
+    layer.backend = "reference"
+    assert torch.func.grad(lambda z: layer(z).sum())(x).shape == x.shape
+    assert torch.func.jvp(layer, (x,), (x,))[1].abs().max() > 0
+
+
+def test_an_adapter_without_a_weight():
+    layer, x, state = setup()
+    expected = layer(x)
+    layer.q_proj = torch.nn.Sequential(layer.q_proj)
+    assert_close(layer(x), expected, tolerance=1e-12)
+    with torch.no_grad():
+        assert_close(layer(x[:, :3], state=state), expected[:, :3], tolerance=1e-10)

@@ -72,6 +72,42 @@ def test_a_forced_backend_is_used_or_refused(tmp_path):
     assert "ValueError: backend 'native' is not available: no C++ compiler found" in refused.stderr
 
 
+def test_a_damaged_library_is_built_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("HYPERMLP_CACHE", str(tmp_path))
+    monkeypatch.setenv("HYPERMLP_CXXFLAGS", FAST)
+    path = build.build(quiet=True)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:2000])
+    assert build.build(quiet=True).stat().st_size > 2000
+
+
+def test_a_compiler_that_cannot_run_falls_back(tmp_path):
+    nonsense = tmp_path / "cxx"
+    nonsense.write_bytes(b"\x7fELF nonsense")
+    nonsense.chmod(0o755)
+    done = run(HYPERMLP_CACHE=str(tmp_path / "cache"), CXX=str(nonsense))
+    assert done.returncode == 0
+    assert "cannot be run" in done.stderr
+
+
+def test_without_a_home_the_cache_is_named_or_missed(monkeypatch, tmp_path):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(build.Path, "home", homeless)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HYPERMLP_CACHE", raising=False)
+    with pytest.raises(build.BuildError, match="HYPERMLP_CACHE"):
+        build.library_path()
+    monkeypatch.setenv("HYPERMLP_CACHE", str(tmp_path))
+    assert build.library_path().parent == tmp_path
+
+
+def test_the_compiler_may_have_arguments(monkeypatch):
+    monkeypatch.setenv("CXX", "c++ -pipe")
+    assert build.compiler()[1:] == ["-pipe"]
+
+
 def test_a_lock_that_nobody_gives_back_times_out(tmp_path, monkeypatch):
     fcntl = pytest.importorskip("fcntl")
     monkeypatch.setenv("HYPERMLP_CACHE", str(tmp_path))

@@ -211,6 +211,14 @@ def test_sizes_that_fill_no_block_and_no_vector(backend, layout):
             assert_all_close(run(inputs, **options, backend=backend), run(inputs, **options, backend="reference"))
 
 
+@pytest.mark.parametrize("branch", [0, 1])
+def test_nan_is_not_hidden(backend, branch):
+    for queries in (1, 6):
+        inputs = op_inputs(queries=queries, keys=6, heads=1, dtype=torch.float32)
+        inputs.q[:, :, branch] = torch.nan
+        assert hyper_attention(*inputs, backend=backend).isnan().all()
+
+
 def test_strong_scores_stay_finite(backend):
     for activation in ACTIVATIONS:
         if refused(backend, activation, "12"):

@@ -253,13 +253,18 @@ void backward(const Problem& p) {
     const Backward<T> work(p, shared);
     const int64_t count = p.batch * p.heads;
     std::atomic<int64_t> next{0};
+    std::atomic<bool> failed{false};
 #pragma omp parallel num_threads(static_cast<int>(std::min(p.threads, count)))
     {
         work.keys.pack(p.k, p.batch, false);
         work.keys_t.pack(p.k, p.batch, true);
         work.values_t.pack(p.v, p.batch, true);
 #pragma omp barrier
-        for (int64_t i = next++; i < count; i = next++) work.item(own_scratch(), i / p.heads, i % p.heads);
+        try {
+            for (int64_t i = next++; i < count; i = next++) work.item(own_scratch(), i / p.heads, i % p.heads);
+        } catch (const std::bad_alloc&) {  // may not leave the region
+            failed = true;
+        }
 #pragma omp barrier
         if (p.mix1.diag) {
 #pragma omp for schedule(static)
@@ -270,6 +275,7 @@ void backward(const Problem& p) {
             for (int64_t head = 0; head < p.heads; ++head) work.grads2.sum(p.mix2, work.mix2, p.batch, head);
         }
     }
+    if (failed) throw std::bad_alloc();
 }
 
 template void backward<float>(const Problem&);

@@ -134,7 +134,7 @@ inline Scratch& own_scratch() {
 
 // exp for x <= 0 (Cephes' polynomial, within 2 units in the last place), written so that the compiler vectorises it.
 inline float exp_negative(float x) {
-    x = x > -87.0f ? x : -87.0f;
+    x = x < -87.0f ? -87.0f : x;  // in this order a NaN stays one
     const float n = __builtin_rintf(x * 1.44269504088896341f);
     float r = x - n * 0.693359375f;
     r -= n * -2.12194440e-4f;
@@ -170,7 +170,7 @@ inline double log1p_unit(double y) { return std::log1p(y); }
 // By value: the references of std::max keep the compiler from vectorising.
 template <typename T>
 inline T positive(T x) {
-    return x > 0 ? x : T(0);
+    return x < 0 ? T(0) : x;
 }
 template <typename T>
 inline T softplus(T x) {

@@ -94,16 +94,22 @@ void forward(const Problem& p) {
     std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.last > b.last; });
     const int64_t count = static_cast<int64_t>(items.size()) * p.heads;
     std::atomic<int64_t> next{0};
+    std::atomic<bool> failed{false};
 #pragma omp parallel num_threads(static_cast<int>(std::min(p.threads, count)))
     {
         work.keys.pack(p.k, p.batch, true);
         work.values.pack(p.v, p.batch, false);
 #pragma omp barrier
-        for (int64_t i = next++; i < count; i = next++) {
-            const Item& item = items[i / p.heads];
-            work.item(own_scratch(), item.batch, i % p.heads, item.first, item.last);
+        try {
+            for (int64_t i = next++; i < count; i = next++) {
+                const Item& item = items[i / p.heads];
+                work.item(own_scratch(), item.batch, i % p.heads, item.first, item.last);
+            }
+        } catch (const std::bad_alloc&) {  // may not leave the region
+            failed = true;
         }
     }
+    if (failed) throw std::bad_alloc();
 }
 
 template void forward<float>(const Problem&);

@@ -147,10 +147,19 @@ std::vector<Tensor> native_backward(const Tensor& grad_out, const Tensor& q, con
     return grads;
 }
 
+// Caches are written in place, so they must be what the kernels compute with.
+void require_one_kind(const Tensor& cache, std::initializer_list<const Tensor*> others) {
+    STD_TORCH_CHECK(cache.scalar_type() == computed(cache.scalar_type()), "hypermlp: caches must be float32 or float64");
+    STD_TORCH_CHECK(cache.stride(cache.dim() - 1) == 1, "hypermlp: the last dimension of a cache must be dense");
+    for (const Tensor* x : others) STD_TORCH_CHECK(x->scalar_type() == cache.scalar_type(), "hypermlp: all tensors of a step must have one dtype");
+}
+
 // Returns [batch, queries, heads * vo_dim]. Keys and values: the caches, [batch, room, heads, width], `past` positions full.
 Tensor native_step(const Tensor& q, const Tensor& k, const Tensor& v, const Optional& gates, const Tensor& keys, const Tensor& values, int64_t past,
                    const Optional& diag1, const Optional& left1, const Optional& right1, const Optional& diag2, const Optional& left2,
                    const Optional& right2, const Optional& starts, const std::string& activation, const std::string& layout, double eps) {
+    require_one_kind(keys, {&q, &k, &v});
+    require_one_kind(values, {gates ? &*gates : &q});
     Arguments arguments{q.scalar_type(), {}};
     Step s{};
     Problem& p = s.problem;
@@ -217,6 +226,7 @@ std::tuple<Tensor, Tensor> native_conv_pair(const Tensor& x, const Tensor& weigh
 // history: the inputs' cache, [batch, room, width], `past` positions full; x goes behind them.
 std::tuple<Tensor, Tensor> native_conv_step(const Tensor& x, const Tensor& history, int64_t past, const Tensor& weight1, const Tensor& weight2,
                                             const Optional& reach) {
+    require_one_kind(history, {&x, &weight1, &weight2});
     Arguments arguments{x.scalar_type(), {}};
     Conv c = conv(arguments, history, weight1, weight2, x.size(1), reach);
     c.past = past;

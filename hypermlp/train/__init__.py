@@ -1,0 +1,1 @@
+"""Training: recipes, data, checkpoints, on top of transformers' Trainer."""

@@ -1,0 +1,224 @@
+"""A recipe: one YAML file that says everything about a training run. Unknown keys and impossible values raise."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hypermlp.config import require
+from hypermlp.models import HyperMLPConfig
+
+RECIPE_FOLDERS = (Path(__file__).parents[1] / "recipes", Path(__file__).parents[2] / "recipes")  # installed, or a checkout
+
+
+@dataclass(kw_only=True)
+class DataSettings:
+    """What is read, and how it is cut."""
+
+    source: str = "stdlib"
+    """"stdlib" (Python's own source), a file or folder of .txt, .py, .jsonl or .parquet, or "hub:NAME" for a Hugging Face dataset."""
+    text_field: str = "text"
+    """Where a record of JSONL, Parquet or a dataset has its text."""
+    split: str = "train"
+    """Split of a Hugging Face dataset; "train:CONFIG" names a configuration too."""
+    streaming: bool = False
+    """Read a Hugging Face dataset while training instead of preparing it first."""
+    tokenizer: str = "bytes"
+    """"bytes", "bpe:SIZE" (trained on the data), "gpt2", or a folder or hub name for transformers' AutoTokenizer."""
+    context: int = 256
+    """Tokens in a training sequence."""
+    packing: str = "documents"
+    """"documents": a token sees its own document only; "stream": the documents are one text."""
+    order: str = "shuffled"
+    """"shuffled": every sequence once per epoch; "random": sequences begin anywhere, drawn with replacement."""
+    validation: float = 0.01
+    """Share of the documents that is kept for validation."""
+    limit: int | None = None
+    """Read at most so many characters."""
+    cache: str | None = None
+    """Folder for prepared data; the default is in the user's cache."""
+
+    def __post_init__(self) -> None:
+        require("data.context", self.context, self.context > 1, "at least 2")
+        require("data.packing", self.packing, self.packing in ("documents", "stream"), "'documents' or 'stream'")
+        require("data.order", self.order, self.order in ("shuffled", "random"), "'shuffled' or 'random'")
+        require("data.validation", self.validation, 0 < self.validation < 1, "between 0 and 1")
+        require("data.limit", self.limit, self.limit is None or self.limit > 0, "positive")
+        if self.streaming:
+            require("data.streaming", True, self.source.startswith("hub:"), "false, unless the source is hub:NAME")
+
+
+@dataclass(kw_only=True)
+class TrainingSettings:
+    """How long, how large, how fast."""
+
+    steps: int
+    """Optimizer steps."""
+    batch_tokens: int
+    """Tokens of one step, over all processes and accumulation."""
+    learning_rate: float
+    """At the end of the warm-up."""
+    micro_batch: int = 8
+    """Sequences that a process takes at once; the rest of the batch is accumulated."""
+    min_learning_rate: float = 0.0
+    """At the end of the decay, a cosine."""
+    warmup_steps: int = 0
+    """Linear: step i has (i + 1) / (warmup_steps + 1) of the learning rate."""
+    decay_steps: int | None = None
+    """When the cosine ends; None for the last step. May lie beyond it."""
+    weight_decay: float = 0.1
+    """AdamW's."""
+    decayed: str = "matrices"
+    """"matrices": parameters of two dimensions or more; "all"."""
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    """AdamW's."""
+    eps: float = 1e-8
+    """AdamW's."""
+    clip: float = 1.0
+    """Largest norm of the gradient."""
+    precision: str = "float32"
+    """"float32", or "bfloat16" for autocast."""
+    seed: int = 1337
+    """Of initialisation and data order."""
+    eval_every: int = 500
+    """Steps between evaluations."""
+    eval_batches: int = 20
+    """Micro-batches of one evaluation."""
+    save_every: int = 500
+    """Steps between checkpoints."""
+    keep: int = 2
+    """Checkpoints that are kept."""
+    log_every: int = 10
+    """Steps between log lines."""
+    explosion: float = 3.0
+    """Stop when the loss is so many times the mean of the last steps."""
+    report_to: list[str] = field(default_factory=lambda: ["tensorboard"])
+    """Where Trainer reports besides metrics.jsonl: any name that it knows."""
+    gradient_checkpointing: bool = False
+    """Recompute blocks in the backward pass."""
+    compile: bool = False
+    """torch.compile."""
+    sharding: str = "none"
+    """"none" (DDP when there are several processes), or "fsdp": parameters and optimizer state spread over them."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_tokens", "micro_batch", "eval_every", "eval_batches", "save_every", "keep", "log_every"):
+            require(f"training.{name}", getattr(self, name), getattr(self, name) > 0, "positive")
+        for name in ("learning_rate", "eps", "clip"):
+            require(f"training.{name}", getattr(self, name), getattr(self, name) > 0, "positive")
+        for name in ("min_learning_rate", "weight_decay", "warmup_steps"):
+            require(f"training.{name}", getattr(self, name), getattr(self, name) >= 0, "zero or more")
+        require("training.decayed", self.decayed, self.decayed in ("matrices", "all"), "'matrices' or 'all'")
+        require("training.betas", self.betas, len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "two numbers below 1")
+        require("training.precision", self.precision, self.precision in ("float32", "bfloat16"), "'float32' or 'bfloat16'")
+        require("training.explosion", self.explosion, self.explosion > 1, "more than 1")
+        require("training.sharding", self.sharding, self.sharding in ("none", "fsdp"), "'none' or 'fsdp'")
+        ends = self.decay_steps or self.steps
+        require("training.decay_steps", self.decay_steps, ends >= self.warmup_steps, f"at least warmup_steps = {self.warmup_steps}")
+
+
+@dataclass(kw_only=True)
+class Recipe:
+    """A training run."""
+
+    name: str
+    """What it is called."""
+    model: dict[str, Any]
+    """Fields of HyperMLPConfig. vocab_size and max_position_embeddings default to the tokenizer's and the context's."""
+    data: DataSettings
+    training: TrainingSettings
+
+    def __post_init__(self) -> None:
+        known = {f.name for f in dataclasses.fields(HyperMLPConfig)}
+        for key in self.model:
+            require("model key", key, key in known, f"a field of HyperMLPConfig: {', '.join(sorted(known & _OWN_FIELDS))}")
+        self.sequences_per_step  # noqa: B018 - raises if it does not divide
+
+    @property
+    def sequences_per_step(self) -> int:
+        tokens, context = self.training.batch_tokens, self.data.context
+        require("training.batch_tokens", tokens, tokens % context == 0, f"a multiple of data.context = {context}")
+        return tokens // context
+
+    def accumulation(self, processes: int) -> int:
+        """Micro-batches of one step on each process."""
+        together = self.training.micro_batch * processes
+        fits = self.sequences_per_step % together == 0
+        allowed = f"a multiple of {together} sequences (micro_batch x processes) of {self.data.context} tokens"
+        require("training.batch_tokens", self.training.batch_tokens, fits, allowed)
+        return self.sequences_per_step // together
+
+    def model_config(self, vocab_size: int, **special_tokens: Any) -> HyperMLPConfig:
+        defaults = {"vocab_size": vocab_size, "max_position_embeddings": self.data.context, **special_tokens}
+        config = HyperMLPConfig(**(defaults | self.model))
+        require("model.vocab_size", config.vocab_size, config.vocab_size >= vocab_size, f"at least the tokenizer's {vocab_size}")
+        longest = config.max_position_embeddings
+        require("model.max_position_embeddings", longest, longest >= self.data.context, f"at least data.context = {self.data.context}")
+        return config
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+_OWN_FIELDS = set(HyperMLPConfig.__annotations__)
+
+
+def find_recipe(name: str) -> Path:
+    """A path, or the name of one of ours."""
+    names = sorted({path.stem for folder in RECIPE_FOLDERS for path in folder.glob("*.yaml")})
+    for candidate in (Path(name), *(folder / f"{name}.yaml" for folder in RECIPE_FOLDERS)):
+        if candidate.is_file():
+            return candidate
+    raise ValueError(f"no recipe {name!r}; allowed: a YAML file, or one of {', '.join(names)}")
+
+
+def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
+    """Read a recipe; ``overrides`` are ``section.key=value``, values in YAML."""
+    path = find_recipe(name)
+    try:
+        content = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {error}") from error
+    require(str(path), content, isinstance(content, dict), "a mapping: name, model, data, training")
+    for override in overrides or []:
+        key, equals, value = override.partition("=")
+        section, dot, inner = key.partition(".")
+        require("--set", override, bool(equals and (dot or section == "name")), "section.key=value, for example training.steps=100")
+        target = content if not dot else content.setdefault(section, {})
+        target[inner or section] = yaml.safe_load(value)
+    return build(Recipe, content, "")
+
+
+def build(cls: type, content: dict[str, Any], where: str) -> Any:
+    """A dataclass from a dictionary, with every key and type checked."""
+    hints = typing.get_type_hints(cls)
+    required = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
+    for key in content:
+        require("recipe key", where + key, key in hints, f"one of {', '.join(where + name for name in hints)}")
+    for name in required:
+        require("recipe key " + where + name, "missing", name in content, "given")
+    return cls(**{key: _value(value, hints[key], where + key) for key, value in content.items()})
+
+
+def _value(value: Any, hint: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        require(where, value, isinstance(value, dict), "a mapping")
+        return build(typing.cast(type, hint), value, where + ".")
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    for option in options:
+        plain = typing.get_origin(option) or option
+        if plain is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
+            try:
+                return float(value)  # YAML takes 6e-4 for a string
+            except ValueError:
+                continue
+        if isinstance(value, plain) and not (plain is int and isinstance(value, bool)):
+            return value
+    names = " or ".join("null" if option is types.NoneType else getattr(option, "__name__", str(option)) for option in options)
+    raise ValueError(f"{where} is {value!r}; it must be {names}")

@@ -1,0 +1,31 @@
+"""The learning rate and what is decayed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import nn
+
+from hypermlp.train.recipe import TrainingSettings
+
+
+def learning_rate_factor(step: int, training: TrainingSettings) -> float:
+    """Of ``training.learning_rate`` at optimizer step ``step``, counted from 0: linear warm-up, then a cosine to the floor."""
+    if step < training.warmup_steps:
+        return (step + 1) / (training.warmup_steps + 1)
+    end = training.decay_steps or training.steps
+    floor = training.min_learning_rate / training.learning_rate
+    if step >= end:
+        return floor
+    progress = (step - training.warmup_steps) / max(1, end - training.warmup_steps)
+    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def optimizer_groups(model: nn.Module, training: TrainingSettings) -> list[dict[str, Any]]:
+    """AdamW's parameter groups: decayed ones first. Each parameter once, tied or not."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    decayed = [p for p in parameters if training.decayed == "all" or p.dim() >= 2]
+    rest = [p for p in parameters if training.decayed != "all" and p.dim() < 2]
+    groups = [{"params": decayed, "weight_decay": training.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
