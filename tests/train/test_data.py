@@ -1,0 +1,151 @@
+"""Prepared data: the same every time, checked, cut into sequences that know their documents."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from hypermlp.train.corpus import documents, stdlib_files
+from hypermlp.train.data import IGNORED, Sequences, prepare
+from hypermlp.train.recipe import DataSettings
+from hypermlp.train.tokenizers import build_tokenizer, from_ranks
+
+
+@pytest.fixture
+def settings(tmp_path, corpus):
+    return DataSettings(source=str(corpus), context=32, cache=str(tmp_path / "prepared"), validation=0.1)
+
+
+def text_of(prepared, split):
+    return prepared.tokenizer.decode(prepared.tokens[split].astype(int).tolist())
+
+
+def test_every_document_is_there_once_and_ends(settings, corpus):
+    prepared = prepare(settings, quiet=True)
+    whole = text_of(prepared, "train") + text_of(prepared, "validation")
+    for path in corpus.iterdir():
+        assert whole.count(path.read_text() + "<|endoftext|>") == 1
+    counts = prepared.description["documents"]
+    assert counts["train"] + counts["validation"] == 40
+    assert counts["validation"] > 0
+
+
+def test_from_the_cache_unless_it_was_touched_or_the_source_changed(settings, corpus):
+    first = prepare(settings, quiet=True)
+    assert prepare(settings, quiet=True).folder == first.folder
+    (corpus / "new.txt").write_text("one more")
+    assert prepare(settings, quiet=True).folder != first.folder
+    (corpus / "new.txt").unlink()
+    tokens = first.folder / "train.bin"
+    content = bytearray(tokens.read_bytes())
+    content[5] ^= 1
+    tokens.write_bytes(content)
+    with pytest.raises(ValueError, match=r"train.bin is not what was prepared: its checksum differs; remove"):
+        prepare(settings, quiet=True)
+
+
+def test_nothing_half_written_stays(settings, monkeypatch, tmp_path):
+    monkeypatch.setattr("hypermlp.train.data.save_tokenizer", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        prepare(settings, quiet=True)
+    assert list((tmp_path / "prepared").iterdir()) == []
+
+
+def test_jsonl_and_parquet_and_text_give_the_same(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    texts = ["first\ntext", "second ünïcode", "third"]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"body": text, "id": 1}) + "\n" for text in texts))
+    parquet.write_table(pyarrow.table({"body": texts}), tmp_path / "a.parquet")
+    for name in ("a.jsonl", "a.parquet"):
+        assert list(documents(DataSettings(source=str(tmp_path / name), text_field="body"))) == texts
+        with pytest.raises(ValueError, match="data.text_field is 'text', but a record .* has 'body'"):
+            list(documents(DataSettings(source=str(tmp_path / name))))
+
+
+def test_sources_that_are_not_there(tmp_path):
+    with pytest.raises(ValueError, match="does not exist; allowed: 'stdlib', a file, a folder, or 'hub:NAME'"):
+        list(documents(DataSettings(source=str(tmp_path / "nowhere"))))
+    (tmp_path / "x.bin").write_bytes(b"1")
+    with pytest.raises(ValueError, match="allowed are files of .txt"):
+        list(documents(DataSettings(source=str(tmp_path / "x.bin"))))
+
+
+def test_the_standard_library_and_a_limit():
+    assert len(stdlib_files()) > 300
+    texts = list(documents(DataSettings(limit=10_000)))
+    assert sum(map(len, texts)) == 10_000
+
+
+def test_sequences_cover_an_epoch_once_and_are_a_function_of_their_index(settings):
+    prepared = prepare(settings, quiet=True)
+    sequences = Sequences(prepared, "train", settings, count=10_000, seed=3)
+    epoch = sequences.per_epoch
+    firsts = [sequences.first_token(i) for i in range(2 * epoch)]
+    assert sorted(firsts[:epoch]) == sorted(firsts[epoch:]) == [32 * i for i in range(epoch)]
+    assert firsts[:epoch] != firsts[epoch:]
+    again = Sequences(prepared, "train", settings, count=10_000, seed=3)
+    assert torch.equal(again[epoch + 3]["input_ids"], sequences[epoch + 3]["input_ids"])  # without having seen those before
+    assert Sequences(prepared, "train", settings, count=9, seed=4).first_token(0) != firsts[0]
+
+
+def test_targets_are_the_next_tokens_and_stop_at_the_end_of_a_document(settings):
+    prepared = prepare(settings, quiet=True)
+    tokens, begins = prepared.tokens["train"], set(prepared.begins["train"].tolist())
+    sequences = Sequences(prepared, "train", settings, count=100, seed=3)
+    for index in range(sequences.per_epoch):
+        item, first = sequences[index], sequences.first_token(index)
+        assert torch.equal(item["input_ids"], torch.tensor(np.array(tokens[first : first + 32], dtype=np.int64)))
+        for place in range(32):
+            position = first + place + 1
+            expected = IGNORED if position in begins else int(tokens[position])
+            assert item["shift_labels"][place] == expected
+        changes = (item["document_ids"].diff() != 0).nonzero().flatten() + first + 1
+        assert set(changes.tolist()) == {b for b in begins if first < b < first + 32}
+
+
+def test_a_stream_has_no_documents_and_random_sequences_begin_anywhere(settings):
+    settings.packing, settings.order = "stream", "random"
+    prepared = prepare(settings, quiet=True)
+    sequences = Sequences(prepared, "train", settings, count=1000, seed=3)
+    assert set(sequences[0]) == {"input_ids", "labels", "shift_labels"}
+    firsts = [sequences.first_token(i) for i in range(1000)]
+    assert len({first % 32 for first in firsts}) == 32
+    assert max(firsts) <= len(prepared.tokens["train"]) - 33
+    settings.context = 10**6
+    with pytest.raises(ValueError, match="make no sequence"):
+        Sequences(prepared, "train", settings, count=1, seed=0)
+
+
+def test_byte_tokens_are_bytes():
+    tokenizer = build_tokenizer("bytes", [])
+    text = "naïve\t\n\x00 ∑ x"
+    assert tokenizer(text).input_ids == list(text.encode())
+    assert tokenizer.decode(list(text.encode())) == text
+    assert (tokenizer.eos_token_id, len(tokenizer)) == (256, 257)
+
+
+def test_trained_and_named_tokenizers(corpus, tmp_path):
+    texts = [path.read_text() for path in sorted(corpus.iterdir())]
+    trained = build_tokenizer("bpe:300", texts)
+    assert len(trained) == 300
+    assert trained.decode(trained(texts[3]).input_ids) == texts[3]
+    assert len(trained(texts[3]).input_ids) < len(texts[3].encode())
+    trained.save_pretrained(tmp_path / "tokenizer")
+    assert build_tokenizer(str(tmp_path / "tokenizer"), [])(texts[5]).input_ids == trained(texts[5]).input_ids
+    for name, message in (("bpe:12", "at least 257"), ("bpe:many", "at least 257"), (str(tmp_path / "none"), "cannot be loaded")):
+        with pytest.raises(ValueError, match=message):
+            build_tokenizer(name, texts)
+
+
+def test_merges_are_recovered_from_ranks(corpus):
+    """tiktoken gives ranks of tokens; what we make of them must cut as the original does."""
+    texts = [path.read_text() for path in sorted(corpus.iterdir())]
+    original = build_tokenizer("bpe:320", texts)
+    to_byte = {c: b for b, c in ((b, build_tokenizer("bytes", []).convert_ids_to_tokens(b)) for b in range(256))}
+    pieces = {token: i for token, i in original.get_vocab().items() if token != "<|endoftext|>"}
+    ranks = {bytes(to_byte[c] for c in token): rank for rank, token in enumerate(sorted(pieces, key=pieces.__getitem__))}
+    again = from_ranks(ranks)
+    for text in texts[:5]:
+        assert again.convert_ids_to_tokens(again(text).input_ids) == original.convert_ids_to_tokens(original(text).input_ids)

@@ -1,0 +1,52 @@
+"""Recipes: every key known, every value possible, numbers as written."""
+
+import pytest
+
+from hypermlp.train.recipe import load_recipe
+
+
+def test_values_and_overrides(recipe_file):
+    recipe = load_recipe(str(recipe_file), ["training.learning_rate=6e-4", "training.steps=5", "model.mixer=S-p", "name=other"])
+    assert recipe.training.learning_rate == 6e-4
+    assert (recipe.training.steps, recipe.model["mixer"], recipe.name) == (5, "S-p", "other")
+    assert recipe.sequences_per_step == 8
+    assert [recipe.accumulation(processes) for processes in (1, 2)] == [2, 1]
+    config = recipe.model_config(257)
+    assert (config.vocab_size, config.max_position_embeddings, config.mixer) == (257, 32, "S-p")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.stepz=5", r"'training.stepz'; it must be one of training.steps"),
+        ("training.steps=soon", "training.steps is 'soon'; it must be int"),
+        ("training.steps=true", "training.steps is True; it must be int"),
+        ("training.steps=0", "training.steps is 0; it must be positive"),
+        ("training.batch_tokens=100", "a multiple of data.context = 32"),
+        ("training.decay_steps=1", "at least warmup_steps = 2"),
+        ("data.packing=tight", "'documents' or 'stream'"),
+        ("data.streaming=true", "unless the source is hub:NAME"),
+        ("model.depth=3", "'depth'; it must be a field of HyperMLPConfig"),
+        ("steps=5", "section.key=value"),
+        ("extra.key=5", "'extra'; it must be one of name, model, data, training"),
+    ],
+)
+def test_what_is_wrong_is_said_before_any_work(recipe_file, override, message):
+    with pytest.raises(ValueError, match=message):
+        load_recipe(str(recipe_file), [override])
+
+
+def test_impossible_combinations(recipe_file):
+    recipe = load_recipe(str(recipe_file))
+    with pytest.raises(ValueError, match="a multiple of 12 sequences"):
+        recipe.accumulation(3)
+    with pytest.raises(ValueError, match="at least the tokenizer's 257"):
+        load_recipe(str(recipe_file), ["model.vocab_size=100"]).model_config(257)
+    with pytest.raises(ValueError, match="no recipe 'nothing'; allowed: a YAML file, or one of"):
+        load_recipe("nothing")
+
+
+def test_missing_keys(tmp_path):
+    (tmp_path / "r.yaml").write_text("name: x\nmodel: {}\ndata: {}\ntraining: {steps: 3}\n")
+    with pytest.raises(ValueError, match="training.batch_tokens is 'missing'; it must be given"):
+        load_recipe(str(tmp_path / "r.yaml"))
