@@ -21,11 +21,10 @@ def main(args: argparse.Namespace) -> None:
         began = time.monotonic()
         build.build(quiet=True)
         native.load()
-        compiler = build.compiler()
     except build.BuildError as error:
         raise ValueError(error) from error
     print(f"library   {path}")
-    print(f"compiler  {' '.join((*compiler, *build.FLAGS, *build.extra_flags()))}")
+    print(f"flags     {' '.join((*build.FLAGS, *build.extra_flags()))}")
     print(
         "state     "
         + ("it was there" if was_there else f"built in {time.monotonic() - began:.1f} s")

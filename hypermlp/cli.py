@@ -20,6 +20,7 @@ COMMANDS = {
     "info": Command("hypermlp.info", "versions, device, backends and why one is missing", "hypermlp info"),
     "build": Command("hypermlp.build", "build the CPU kernels ahead of their first use", "hypermlp build --force"),
     "train": Command("hypermlp.train.run", "train a language model by a recipe, or go on", "hypermlp train demo --set training.steps=50"),
+    "sample": Command("hypermlp.train.sample", "text from a trained model", "hypermlp sample runs/demo 'import os' --tokens 100"),
     "bench op": Command(
         "hypermlp.bench.op",
         "time and memory of operator and layer against PyTorch's fused softmax attention",
@@ -43,7 +44,9 @@ def main(argv: list[str] | None = None) -> int:
     if name is None:
         asked_for_help = not words or words[-1] in ("-h", "--help")
         if not asked_for_help:
-            print(f"hypermlp: unknown command {' '.join(words[:2])!r}", file=sys.stderr)
+            inner = [name.split()[1] for name in COMMANDS if name.startswith(words[0] + " ")]
+            said = f"{words[0]!r} is followed by one of: {', '.join(inner)}" if inner else f"unknown command {words[0]!r}"
+            print(f"hypermlp: {said}", file=sys.stderr)
         print(overview(), file=sys.stdout if asked_for_help else sys.stderr)
         return 0 if asked_for_help else 2
     command = COMMANDS[name]
@@ -53,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(words[len(name.split()) :])
     try:
         module.main(args)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"hypermlp {name}: {error}", file=sys.stderr)
         return 2
     return 0

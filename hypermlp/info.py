@@ -8,7 +8,8 @@ import json
 from typing import Any
 
 from hypermlp import __version__
-from hypermlp.ops.backends import BACKENDS
+from hypermlp.ops import build
+from hypermlp.ops.backends import BACKENDS, choose_backend
 from hypermlp.records import machine
 
 OPTIONAL = ("triton", "transformers", "accelerate", "datasets", "lm_eval", "flash-linear-attention", "ray")
@@ -20,9 +21,25 @@ def gather() -> dict[str, Any]:
         "hypermlp": __version__,
         "machine": machine(),
         "backends": {name: "available" if reason is None else f"not available: {reason}" for name, reason in reasons.items()},
-        "auto": next(name for name, reason in reasons.items() if reason is None),
+        "auto": _auto(),
+        "kernels": _kernels(),
         "packages": {name: _version(name) for name in OPTIONAL},
     }
+
+
+def _auto() -> str:
+    """What "auto" takes for HyperGLU on this machine; HYPERMLP_BACKEND counts."""
+    try:
+        return choose_backend("auto", "cpu", "glu")
+    except ValueError as error:
+        return f"nothing: {error}"
+
+
+def _kernels() -> str:
+    try:
+        return str(build.library_path())
+    except build.BuildError as error:
+        return str(error)
 
 
 def _version(package: str) -> str:
@@ -46,4 +63,4 @@ def main(args: argparse.Namespace) -> None:
         print(f"\n{title}")
         for name, value in facts[title].items():
             print(f"  {name:<24}{value}")
-    print(f'\nbackend "auto" takes: {facts["auto"]}')
+    print(f'\nbackend "auto" takes: {facts["auto"]}\nkernels: {facts["kernels"]}')

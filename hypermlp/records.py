@@ -54,6 +54,17 @@ def new_record(kind: str, settings: dict[str, Any], results: Any) -> dict[str, A
     }
 
 
+def check_writable(path: str | Path) -> None:
+    """Before long work: can a record be written there?"""
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; name a file for the record")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, aside = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    os.close(handle)
+    os.unlink(aside)
+
+
 def write_record(path: str | Path, record: dict[str, Any]) -> None:
     """Written aside and renamed, so that a reader never sees half a file."""
     path = Path(path)

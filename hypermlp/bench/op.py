@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -14,12 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp.bench.gate import check_backend
-from hypermlp.bench.measure import Work, gemm_peak, interleaved_medians, peak_bytes
+from hypermlp.bench.measure import WARMUPS, Work, gemm_peak, interleaved_medians, peak_bytes
 from hypermlp.bench.softmax import SoftmaxAttention
 from hypermlp.budget import core_flops, forward_flops
+from hypermlp.config import MixerConfig
 from hypermlp.layers import Mixer
 from hypermlp.ops import available_backends, hyper_attention
-from hypermlp.records import new_record, write_record
+from hypermlp.ops.backends import BACKENDS
+from hypermlp.records import check_writable, new_record, write_record
 from hypermlp.testing import op_inputs, randomise_
 
 GEMM_SIZE = 1536
@@ -168,15 +171,19 @@ class OpBench:
 
     @torch.no_grad()
     def decode(self) -> Row:
+        """From position ``length`` on: every call decodes one more, as in use."""
         case = self.case
-        state = self.mixer.new_state(case.batch)
-        self.mixer(self.x[:, :-1], state=state)
+        longest = case.length + WARMUPS + self.args.rounds + 8
+        mixer = Mixer.from_label(self.args.label, hidden_size=case.hidden, max_length=longest)
+        randomise_(mixer, scale=0.02)
+        mixer.backend = self.backend
+        state = mixer.new_state(case.batch)
+        mixer(self.x[:, :-1], state=state)
         token = self.x[:, -1:]
 
         def ours() -> None:
             with torch.no_grad():
-                self.mixer(token, state=state)
-            state.crop(case.length - 1)
+                mixer(token, state=state)
 
         caches = {heads: module.cache(case.batch, case.length) for heads, module in self.softmax.items()}
 
@@ -217,14 +224,14 @@ def table(rows: list[Row]) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--label", default="G-cg-q-12o", help="which mixer (default: HyperGLU)")
-    parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--length", type=int, default=1024)
-    parser.add_argument("--hidden", type=int, default=768)
+    parser.add_argument("--batch", type=int, default=2, help="sequences (default: 2)")
+    parser.add_argument("--length", type=int, default=1024, help="positions (default: 1024)")
+    parser.add_argument("--hidden", type=int, default=768, help="width (default: 768)")
     parser.add_argument("--softmax-heads", type=int, nargs="+", help="head counts of the rival; the faster one counts (default: 2 and 12)")
     parser.add_argument("--backend", nargs="+", default=None, help="default: all that are available, except reference")
-    parser.add_argument("--threads", type=int, default=None)
-    parser.add_argument("--rounds", type=int, default=15, help="most timed rounds of a row")
-    parser.add_argument("--seconds", type=float, default=20, help="stop a row's rounds after this long")
+    parser.add_argument("--threads", type=int, default=None, help="default: as many as PyTorch takes")
+    parser.add_argument("--rounds", type=int, default=15, help="most timed rounds of a row (default: 15)")
+    parser.add_argument("--seconds", type=float, default=20, help="stop a row's rounds after so many seconds (default: 20)")
     parser.add_argument("--sweep", action="store_true", help="many sizes instead of one: lengths, widths, threads, decoding")
     parser.add_argument("--json", metavar="FILE", help="write a record")
 
@@ -235,13 +242,23 @@ def main(args: argparse.Namespace) -> None:
         if value is not None and value < least:
             raise ValueError(f"--{name} is {value}; it must be at least {least}")
     for heads in args.softmax_heads or []:
+        if args.sweep:
+            raise ValueError("--softmax-heads does not go with --sweep, which has many widths")
         if heads < 1 or args.hidden % heads:
             raise ValueError(f"--softmax-heads has {heads}, which does not divide --hidden {args.hidden}")
+    if not 0 < args.seconds < math.inf:
+        raise ValueError(f"--seconds is {args.seconds}; it must be positive and finite")
+    if args.json:
+        check_writable(args.json)
     threads = args.threads or torch.get_num_threads()
     cases = sweep_cases(threads) if args.sweep else [Case(args.batch, args.length, args.hidden, threads)]
-    backends = args.backend or [name for name in available_backends() if name != "reference"]
+    configs = [MixerConfig.from_label(args.label, hidden_size=case.hidden, max_length=case.length) for case in cases]
+    activation = configs[0].activation
+    able = [name for name in available_backends() if BACKENDS[name].unsupported("cpu", activation) is None]
+    backends = args.backend or [name for name in able if name != "reference"]
     minutes = len(backends) * sum(4 * len(case.parts) for case in cases) * args.seconds / 60
-    print(f"{args.label} against softmax attention, float32; {len(cases)} sizes, about {minutes:.0f} minutes at most", flush=True)
+    sizes = "one size" if len(cases) == 1 else f"{len(cases)} sizes"
+    print(f"{args.label} against softmax attention, float32; {sizes}, {max(1, round(minutes))} minutes at most", flush=True)
     for backend in backends:
         print(f"{backend}: {check_backend(backend)} cases equal the reference", flush=True)
     rows: list[Row] = []

@@ -1,8 +1,8 @@
 """Builds the C++ kernels once, on first use, and keeps them in the user's cache.
 
-Nothing is compiled at install or import. The library is named by a hash of everything it depends on: sources, flags,
-compiler, torch, processor. It is built aside and renamed, so a half-written one is never loaded; a lock lets processes that
-start together build once, and a process that waits too long for it builds on its own.
+Nothing is compiled at install or import. The library is named by a hash of what it depends on: sources, flags, torch,
+processor. It is built aside and renamed, so a half-written one is never loaded; a lock lets processes that
+start together build once, and a process that waits too long for it builds on its own. A compiler is needed only to build.
 """
 
 from __future__ import annotations
@@ -64,13 +64,8 @@ def _torch_flags() -> list[str]:
 
 
 def library_path() -> Path:
-    """Where the library of these sources, this compiler, this torch and this processor is, or will be."""
-    command = [*compiler(), "--version"]
-    try:
-        version = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    except OSError as error:
-        raise BuildError(f"the C++ compiler {command[0]} cannot be run: {error}") from error
-    key = hashlib.sha256("\0".join((version, torch.__version__, _processor(), *FLAGS, TORCH_ABI, *extra_flags())).encode())
+    """Where the library of these sources, this torch and this processor is, or will be. One that is there needs no compiler."""
+    key = hashlib.sha256("\0".join((torch.__version__, _processor(), *FLAGS, TORCH_ABI, *extra_flags())).encode())
     for source in sorted(SOURCES.iterdir()):
         key.update(source.name.encode() + b"\0" + source.read_bytes())
     return cache_directory() / f"kernels-{key.hexdigest()[:16]}.so"
@@ -136,8 +131,11 @@ def _run(command: list[str]) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     except subprocess.TimeoutExpired as error:
         raise BuildError("the C++ compiler took more than 600 s") from error
+    except OSError as error:
+        raise BuildError(f"the C++ compiler {command[0]} cannot be run: {error}") from error
     if done.returncode != 0:
-        raise BuildError(f"the C++ compiler failed:\n{' '.join(command)}\n{done.stderr[-2000:]}")
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()[-1:]
+        raise BuildError(f"the C++ compiler failed: {' '.join(lines[:1]).strip()}; the command was {' '.join(command)}")
 
 
 @contextlib.contextmanager

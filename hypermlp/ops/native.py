@@ -1,7 +1,7 @@
 """Backend "native": the C++ kernels of csrc/, built and loaded on first use.
 
-They register themselves with the operators ``hypermlp::native`` and ``hypermlp::native_conv_pair``. csrc/block.h has the
-scheme, docs/performance.md the picture.
+They register themselves with the operators that ops/library.py, layers/common.py and layers/step.py define. docs/performance.md
+has the scheme and a picture of it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ def load() -> None:
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
-        raise build.BuildError(f"the kernels cannot be loaded: {error}") from error
+        raise build.BuildError(
+            f"the kernels cannot be loaded: {error.__cause__ or error}; `hypermlp build --force` builds them anew"
+        ) from error
 
 
 def scratch_peak() -> int:
-    """The most bytes of their own, beside PyTorch's, that the kernels held since this was last called."""
+    """The most bytes of their own, beside PyTorch's, that the kernels held since this was last called; they start anew."""
     load()
     function = ctypes.CDLL(str(build.build())).hypermlp_scratch_peak
     function.restype = ctypes.c_int64

@@ -1,5 +1,5 @@
 // One block of score rows of one head, in a buffer that is at once in ordinary order and aligned by slot.
-// hypermlp/ops/block.py has the picture; this is its twin for one batch item and one head.
+// docs/performance.md has the picture; this is the twin of hypermlp/ops/block.py for one batch item and one head.
 //
 // Between the rows is a gap of one panel. Products store whole panels, and what they store beside a row falls into the gap,
 // or on keys that the row does not see; mask() zeroes both.

@@ -64,7 +64,7 @@ struct Meter {
 };
 extern Meter meter;
 
-// Memory of one thread, kept between calls: fresh pages cost more than the arithmetic on them.
+// Memory that belongs to a thread, kept between calls: fresh pages cost more than the arithmetic on them.
 class Scratch {
   public:
     ~Scratch() { release(); }

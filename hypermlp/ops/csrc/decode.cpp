@@ -1,4 +1,4 @@
-// Decode: few queries against many keys is bound by memory, so K, V and the mixes are read once, row by row, in four phases:
+// Decode: few queries against many keys is bound by memory, so a query reads K, V and the mixes once, in four phases:
 // scores (threads take chunks of keys, all heads at once), mixes and activation (threads take heads), readout (chunks of keys
 // again, into partial sums), and the partial sums in the order of their chunks, so that the result does not depend on timing.
 #include "kernels.h"

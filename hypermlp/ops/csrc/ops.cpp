@@ -1,5 +1,5 @@
 // The kernels' place in PyTorch: operators on its stable ABI, so that this compiles in seconds. Their schemas, fakes and
-// derivatives are in ops/library.py and layers/common.py. Half precision is stored, float32 is computed.
+// derivatives are in ops/library.py, layers/common.py and layers/step.py. Half precision is stored, float32 is computed.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -48,6 +48,17 @@ struct Arguments {
         return {z.data_ptr(), z.stride(0), z.stride(1), z.dim() == 4 ? z.stride(2) : 0};
     }
 };
+
+// A new tensor, without a look-up of the operator that makes one: a step of decoding makes three.
+Tensor fresh(const std::vector<int64_t>& shape, ScalarType dtype) {
+    std::vector<int64_t> strides(shape.size(), 1);
+    for (size_t i = shape.size() - 1; i > 0; --i) strides[i - 1] = strides[i] * shape[i];
+    const int32_t kind = dtype == ScalarType::Double ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32();
+    AtenTensorHandle handle;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides.data(), kind,
+                                                           aoti_torch_device_type_cpu(), 0, &handle));
+    return Tensor(handle);
+}
 
 std::vector<int64_t> shape(const Tensor& x) { return {x.sizes().begin(), x.sizes().end()}; }
 
@@ -101,8 +112,8 @@ std::tuple<Tensor, Tensor> native(const Tensor& q, const Tensor& k, const Tensor
     Problem p = problem(arguments, q, k, v, starts, activation, layout, eps);
     p.mix1 = mix(arguments, diag1, left1, right1, gate1);
     p.mix2 = mix(arguments, diag2, left2, right2, gate2);
-    const Tensor out = torch::stable::new_empty(q, {p.batch, p.queries, p.heads, p.vo_dim}, arguments.dtype);
-    const Tensor inverse_norm = torch::stable::new_empty(q, {p.heads * p.batch, p.queries, 1}, arguments.dtype);
+    const Tensor out = fresh({p.batch, p.queries, p.heads, p.vo_dim}, arguments.dtype);
+    const Tensor inverse_norm = fresh({p.heads * p.batch, p.queries, 1}, arguments.dtype);
     p.out = arguments.strided(out);
     p.inverse_norm = inverse_norm.data_ptr();
     const bool few = p.queries <= kDecodeQueries;
@@ -125,7 +136,7 @@ std::vector<Tensor> native_backward(const Tensor& grad_out, const Tensor& q, con
     p.inverse_norm = arguments.contiguous(inverse_norm).data_ptr();
     std::vector<Tensor> grads;
     const auto grad = [&](const Tensor& x) {
-        grads.push_back(torch::stable::new_empty(q, shape(x), arguments.dtype));
+        grads.push_back(fresh(shape(x), arguments.dtype));
         return grads.back();
     };
     p.grad_q = arguments.strided(grad(q));
@@ -183,7 +194,7 @@ Tensor native_step(const Tensor& q, const Tensor& k, const Tensor& v, const Opti
         s.gate_width = gates->size(2);
         s.feature_gates = s.gate_width > p.branches() * p.mix1.rank + p.heads * p.mix2.rank;
     }
-    const Tensor out = torch::stable::new_empty(q, {p.batch, p.queries, p.heads * p.vo_dim}, arguments.dtype);
+    const Tensor out = fresh({p.batch, p.queries, p.heads * p.vo_dim}, arguments.dtype);
     p.out = heads_of(out, p.vo_dim);
     arguments.dtype == ScalarType::Double ? step<double>(s) : step<float>(s);
     return out;
@@ -216,7 +227,7 @@ std::tuple<Tensor, Tensor> native_conv_pair(const Tensor& x, const Tensor& weigh
     Arguments arguments{conv_dtype(x, weight1), {}};
     Conv c = conv(arguments, x, weight1, weight2, length, reach);
     const std::vector<int64_t> size{c.batch, length, c.width};
-    const Tensor out1 = torch::stable::new_empty(x, size, arguments.dtype), out2 = torch::stable::new_empty(x, size, arguments.dtype);
+    const Tensor out1 = fresh(size, arguments.dtype), out2 = fresh(size, arguments.dtype);
     c.out[0] = out1.data_ptr();
     c.out[1] = out2.data_ptr();
     arguments.dtype == ScalarType::Double ? conv_forward<double>(c) : conv_forward<float>(c);
@@ -231,7 +242,7 @@ std::tuple<Tensor, Tensor> native_conv_step(const Tensor& x, const Tensor& histo
     Conv c = conv(arguments, history, weight1, weight2, x.size(1), reach);
     c.past = past;
     const std::vector<int64_t> size{c.batch, c.length, c.width};
-    const Tensor out1 = torch::stable::new_empty(x, size), out2 = torch::stable::new_empty(x, size);
+    const Tensor out1 = fresh(size, arguments.dtype), out2 = fresh(size, arguments.dtype);
     c.out[0] = out1.data_ptr();
     c.out[1] = out2.data_ptr();
     const Strided news = arguments.strided(x);
@@ -245,9 +256,9 @@ std::tuple<Tensor, Tensor, Tensor> native_conv_pair_backward(const Tensor& grad1
     Conv c = conv(arguments, x, weight1, weight2, length, reach);
     c.grad_out[0] = arguments.strided(grad1);
     c.grad_out[1] = arguments.strided(grad2);
-    const Tensor grad_x = torch::stable::new_empty(x, shape(x), arguments.dtype);
-    const Tensor grad_weight1 = torch::stable::new_empty(x, shape(weight1), arguments.dtype);
-    const Tensor grad_weight2 = torch::stable::new_empty(x, shape(weight2), arguments.dtype);
+    const Tensor grad_x = fresh(shape(x), arguments.dtype);
+    const Tensor grad_weight1 = fresh(shape(weight1), arguments.dtype);
+    const Tensor grad_weight2 = fresh(shape(weight2), arguments.dtype);
     c.grad_x = grad_x.data_ptr();
     c.grad_weight[0] = grad_weight1.data_ptr();
     c.grad_weight[1] = grad_weight2.data_ptr();
