@@ -14,7 +14,7 @@ from hypermlp.config import MixerConfig, is_integer, require
 from hypermlp.layers.common import causal_conv_pair, rotate
 from hypermlp.layers.mixing import SequenceMix
 from hypermlp.layers.state import MixerState
-from hypermlp.layers.step import native_conv_step, native_step, steps_natively
+from hypermlp.layers.step import native_step, steps_natively
 from hypermlp.ops.api import attend, autocast_enabled
 from hypermlp.ops.layout import check_starts_form, row_starts
 
@@ -113,22 +113,17 @@ class Mixer(nn.Module):
             reach = torch.arange(past + 1, total + 1, device=x.device) - starts  # how many positions each sees, itself included
             x = x.masked_fill((reach < 1)[:, :, None], 0)  # padding: whatever stands there, even NaN, goes no further
 
-        natively = state is not None and steps_natively(config, x, (self.mix1, self.mix2), self.backend)
+        if state is not None and steps_natively(self, x):
+            out = native_step(self, x, state, starts, reach)
+            state.commit(new, stream_starts)
+            return out
         keys_from = values_from = x
-        if self.k_conv is None or self.v_conv is None:
-            pass
-        elif state is not None and natively:
-            keys_from, values_from = native_conv_step(state, x, self.k_conv, self.v_conv, reach)
-        else:
+        if self.k_conv is not None and self.v_conv is not None:
             extended = x if state is None else state.offer_inputs(x)
             keys_from, values_from = causal_conv_pair(extended, self.k_conv, self.v_conv, new, reach, backend=self.backend)
         q, k, v = self.q_proj(x), self.k_proj(keys_from), self.v_proj(values_from)
-        if state is not None and natively and q.dtype == k.dtype == v.dtype == x.dtype:
-            gates = None if self.gates is None else self.gates(x).to(x.dtype)
-            o = native_step(state, q, k, v, gates, self.mix1, self.mix2, starts)
-        else:
-            gates = None if self.gates is None else torch.sigmoid(self.gates(x))
-            o = self._attend(q, k, v, gates, state, starts, stream_starts)
+        gates = None if self.gates is None else torch.sigmoid(self.gates(x))
+        o = self._attend(q, k, v, gates, state, starts, stream_starts)
         out = self.o_proj(o)
         if state is not None:
             state.commit(new, stream_starts)  # nothing can fail any more

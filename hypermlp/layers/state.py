@@ -123,13 +123,13 @@ class MixerState:
         self._check_kind(keys, values)
         return self._keys.extended(keys), self._values.extended(values)
 
-    def caches(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The buffers of keys and values, with room for new ones, ``[B, T, H * D]``, which the caller writes behind ``length``."""
-        self._check_kind(keys, values)
-        config, new = self.config, keys.shape[1]
+    def caches(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The buffers of keys and values, in the dtype of x, with room for as many new ones, which the caller writes behind ``length``."""
+        self._check_kind(x, x)
+        config, new = self.config, x.shape[1]
         return (
-            self._keys.room(new, keys, (config.num_branches, config.qk_dim)),
-            self._values.room(new, values, (config.num_heads, config.vo_dim)),
+            self._keys.room(new, x, (config.num_branches, config.qk_dim)),
+            self._values.room(new, x, (config.num_heads, config.vo_dim)),
         )
 
     def input_cache(self, x: Tensor) -> tuple[Tensor, int]:

@@ -28,42 +28,51 @@ def test_chunks_of_any_size(label, starts):
 
 def test_where_it_applies():
     layer, x, _ = setup(dtype=torch.float32)
-    config = layer.config
 
-    def applies(config=config, x=x[:, :1], backend="auto"):
-        return step.steps_natively(config, x, (layer.mix1, layer.mix2), backend)
+    def applies(layer=layer, x=x[:, :1]):
+        return step.steps_natively(layer, x)
 
     assert not applies()  # gradients might be asked for
     with torch.no_grad():
         assert applies()
-        assert applies(x=x[:, :4].double())
+        assert applies(x=x[:, :4])
         assert not applies(x=x[:, :5])
-        assert not applies(x=x[:, :1].bfloat16())
-        assert not applies(backend="blocked")
-        assert not applies(config=Mixer.from_label("R-p", hidden_size=64, max_length=8).config)
-        assert not applies(config=Mixer.from_label("S", hidden_size=16, max_length=8).config)
+        assert not applies(x=x[:1, :1].expand(40, -1, -1))
+        assert not applies(x=x[:, :1].double())
+        assert not applies(setup(dtype=torch.bfloat16)[0], x[:, :1].bfloat16())
+        assert not applies(setup("R-p", dtype=torch.float32)[0])
+        assert not applies(setup("S", dtype=torch.float32)[0])
         with torch.autocast("cpu", torch.bfloat16):
             assert not applies()
-        handle = layer.mix1.register_forward_hook(lambda *_: None)  # the kernel would not call it
+        for part in (layer.mix1, layer.v_proj):  # the kernel would not call them
+            for register in (part.register_forward_hook, part.register_forward_pre_hook):
+                handle = register(lambda *_: None)
+                assert not applies()
+                handle.remove()
+        handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
         assert not applies()
         handle.remove()
         assert applies()
+        layer.backend = "blocked"
+        assert not applies()
 
 
 def test_opcheck():
     layer, x, state = setup()
     with torch.no_grad():
         layer(x[:, :7], state=state)
-        q, k, v, gates = (module(x[:, 7:9]) for module in (layer.q_proj, layer.k_proj, layer.v_proj, layer.gates))
-        keys, values = state.caches(k, v)
+        new = x[:, 7:9]
+        keys, values = state.caches(new)
+        history, past = state.input_cache(new)
+        weights = [part.weight for part in (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj, layer.gates)]
         parameters = [p for mix in (layer.mix1, layer.mix2) for p in (mix.diag, mix.left, mix.right)]
         starts = torch.tensor([[0, 0], [3, 3]])
-        arguments = (q, k, v, gates, keys, values, 7, *parameters, starts, "glu", "lag", 1e-12)
-        history, past = state.input_cache(x[:, 7:9])
-        conv_arguments = (x[:, 7:9], history, past, layer.k_conv, layer.v_conv, None)
-        for name, inputs in (("native_step", arguments), ("native_conv_step", conv_arguments)):
-            checks = torch.library.opcheck(getattr(torch.ops.hypermlp, name).default, inputs)
-            assert set(checks.values()) == {"SUCCESS"}
+        reach = torch.tensor([[8, 9], [5, 6]])
+        arguments = (new, history, past, layer.k_conv, layer.v_conv, *weights, layer.gates.bias, keys, values, 7)
+        checks = torch.library.opcheck(
+            torch.ops.hypermlp.native_step.default, (*arguments, *parameters, starts, reach, "glu", "lag", 1e-12)
+        )
+    assert set(checks.values()) == {"SUCCESS"}
 
 
 class Cast(torch.nn.Module):

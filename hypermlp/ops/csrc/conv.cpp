@@ -121,15 +121,6 @@ void conv_backward(const Conv& c) {
     ConvWork<T>(c, shared_scratch(), true).backward();
 }
 
-template <typename T>
-void conv_step(const Conv& c, const Strided& news) {
-    for (int64_t b = 0; b < c.batch; ++b)
-        for (int64_t t = 0; t < c.length; ++t) std::copy_n(news.at<const T>(b, t, 0), c.width, c.x.at<T>(b, c.past + t, 0));
-    conv_forward<T>(c);
-}
-
-template void conv_step<float>(const Conv&, const Strided&);
-template void conv_step<double>(const Conv&, const Strided&);
 template void conv_forward<float>(const Conv&);
 template void conv_forward<double>(const Conv&);
 template void conv_backward<float>(const Conv&);

@@ -150,43 +150,6 @@ void decode(const Problem& p) {
     Decode<T>(p, own_scratch()).run();
 }
 
-template <typename T>
-void copy_rows(const Strided& from, const Strided& to, const Problem& p, int64_t heads, int64_t width) {
-    for (int64_t b = 0; b < p.batch; ++b)
-        for (int64_t t = 0; t < p.queries; ++t)
-            for (int64_t h = 0; h < heads; ++h) std::copy_n(from.at<const T>(b, t, h), width, to.at<T>(b, p.keys - p.queries + t, h));
-}
-
-template <typename T>
-void step(const Step& s) {
-    Problem p = s.problem;
-    const int64_t branches = p.branches(), rows = p.batch * p.queries, q_width = branches * p.qk_dim, out_width = p.heads * p.vo_dim;
-    Scratch& scratch = shared_scratch();
-    scratch.reserve(Scratch::need<T>(rows * q_width) + Scratch::need<T>(rows * s.gate_width) + Scratch::need<T>(rows * p.heads));
-    T *q = scratch.take<T>(rows * q_width), *gates = scratch.take<T>(rows * s.gate_width);
-    p.inverse_norm = scratch.take<T>(rows * p.heads);
-    copy_rows<T>(s.new_keys, p.k, p, branches, p.qk_dim);
-    copy_rows<T>(s.new_values, p.v, p, p.heads, p.vo_dim);
-    for (int64_t row = 0; row < rows; ++row) {
-        T *own = gates + row * s.gate_width, *query = q + row * q_width;
-        const T* from = s.gate_width ? s.gates.at<const T>(row / p.queries, row % p.queries, 0) : nullptr;
-#pragma omp simd
-        for (int64_t i = 0; i < s.gate_width; ++i) own[i] = sigmoid(from[i]);
-        for (int64_t g = 0; g < branches; ++g) std::copy_n(s.q.at<const T>(row / p.queries, row % p.queries, g), p.qk_dim, query + g * p.qk_dim);
-        if (s.feature_gates)
-            for (int64_t i = 0; i < q_width; ++i) query[i] *= own[i];
-    }
-    const auto gate = [&](int64_t offset, int64_t width) { return Strided{gates + offset, p.queries * s.gate_width, s.gate_width, width}; };
-    p.q = {q, p.queries * q_width, q_width, p.qk_dim};
-    if (s.feature_gates) p.out_gate = gate(q_width, p.vo_dim);
-    const int64_t offset = s.feature_gates ? q_width + out_width : 0;
-    p.mix1.gate = gate(offset, p.mix1.rank);
-    p.mix2.gate = gate(offset + branches * p.mix1.rank, p.mix2.rank);
-    decode<T>(p);
-}
-
-template void step<float>(const Step&);
-template void step<double>(const Step&);
 template void decode<float>(const Problem&);
 template void decode<double>(const Problem&);
 

@@ -12,14 +12,16 @@ void decode(const Problem&);  // forward, for few queries
 template <typename T>
 void backward(const Problem&);
 
-// One step of a layer that decodes, all that stands between its projections: new keys and values go into the caches, the
-// gates' sigmoids onto queries, mixes and output.
+// A whole layer for a few new positions: convolutions, projections, gates, attention over the caches, output.
 struct Step {
-    Problem problem;                // q is set by the step, k and v are the caches, holding `keys` positions afterwards
-    Strided q, new_keys, new_values;  // [batch, queries, heads, width]
-    Strided gates;                  // [batch, queries, 1, gate_width]: of q, out, mix1, mix2, as far as they are there
-    int64_t gate_width;
+    Problem problem;  // k and v are the caches, which hold `keys` positions afterwards; q and out are the step's own
+    int64_t hidden, kernel, past_inputs, gate_width;
     bool feature_gates;
+    const int64_t* reach;  // [batch, queries] or null: how many inputs the convolutions see
+    Strided x, history;    // [batch, queries, hidden]; [batch, room, hidden], null without convolutions
+    const void *k_conv, *v_conv;                                               // [hidden, kernel]
+    const void *q_weight, *k_weight, *v_weight, *o_weight, *gate_weight, *gate_bias;  // [outputs, inputs], [outputs]
+    void* out;  // [batch, queries, hidden]
 };
 template <typename T>
 void step(const Step&);
@@ -36,8 +38,6 @@ struct Conv {
 };
 template <typename T>
 void conv_forward(const Conv&);
-template <typename T>
-void conv_step(const Conv&, const Strided& news);  // conv_forward, after the last `length` rows of x are written from news
 template <typename T>
 void conv_backward(const Conv&);
 

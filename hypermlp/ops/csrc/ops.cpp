@@ -158,44 +158,57 @@ std::vector<Tensor> native_backward(const Tensor& grad_out, const Tensor& q, con
     return grads;
 }
 
-// Caches are written in place, so they must be what the kernels compute with.
+// Caches are written in place, so they must be what the kernels compute with, and so must all that meets them.
 void require_one_kind(const Tensor& cache, std::initializer_list<const Tensor*> others) {
     STD_TORCH_CHECK(cache.scalar_type() == computed(cache.scalar_type()), "hypermlp: caches must be float32 or float64");
     STD_TORCH_CHECK(cache.stride(cache.dim() - 1) == 1, "hypermlp: the last dimension of a cache must be dense");
     for (const Tensor* x : others) STD_TORCH_CHECK(x->scalar_type() == cache.scalar_type(), "hypermlp: all tensors of a step must have one dtype");
 }
 
-// Returns [batch, queries, heads * vo_dim]. Keys and values: the caches, [batch, room, heads, width], `past` positions full.
-Tensor native_step(const Tensor& q, const Tensor& k, const Tensor& v, const Optional& gates, const Tensor& keys, const Tensor& values, int64_t past,
-                   const Optional& diag1, const Optional& left1, const Optional& right1, const Optional& diag2, const Optional& left2,
-                   const Optional& right2, const Optional& starts, const std::string& activation, const std::string& layout, double eps) {
-    require_one_kind(keys, {&q, &k, &v});
-    require_one_kind(values, {gates ? &*gates : &q});
-    Arguments arguments{q.scalar_type(), {}};
+// x: [batch, queries, hidden]. history, keys, values: the caches, [batch, room, ...], of which past_inputs and past are full.
+Tensor native_step(const Tensor& x, const Optional& history, int64_t past_inputs, const Optional& k_conv, const Optional& v_conv, const Tensor& q_weight,
+                   const Tensor& k_weight, const Tensor& v_weight, const Tensor& o_weight, const Optional& gate_weight, const Optional& gate_bias,
+                   const Tensor& keys, const Tensor& values, int64_t past, const Optional& diag1, const Optional& left1, const Optional& right1,
+                   const Optional& diag2, const Optional& left2, const Optional& right2, const Optional& starts, const Optional& reach,
+                   const std::string& activation, const std::string& layout, double eps) {
+    require_one_kind(keys, {&x, &q_weight, &k_weight, &v_weight, &o_weight});
+    require_one_kind(values, {&keys});
+    Arguments arguments{x.scalar_type(), {}};
     Step s{};
     Problem& p = s.problem;
-    const auto heads_of = [&](const Tensor& x, int64_t width) {
-        Strided y = arguments.strided(x);
-        y.head = width;
-        return y;
-    };
+    describe(p, arguments, x, values, starts, activation, layout, eps);
+    p.keys = past + p.queries;
     p.qk_dim = keys.size(3);
     p.k = arguments.strided(keys);
     p.v = arguments.strided(values);
-    describe(p, arguments, q, values, starts, activation, layout, eps);
-    p.keys = past + p.queries;
-    s.q = heads_of(q, p.qk_dim);
-    s.new_keys = heads_of(k, p.qk_dim);
-    s.new_values = heads_of(v, p.vo_dim);
     p.mix1 = mix(arguments, diag1, left1, right1, std::nullopt);
     p.mix2 = mix(arguments, diag2, left2, right2, std::nullopt);
-    if (gates) {
-        s.gates = arguments.strided(*gates);
-        s.gate_width = gates->size(2);
+    s.hidden = x.size(2);
+    s.x = arguments.strided(x);
+    if (history) {
+        require_one_kind(*history, {&*k_conv, &*v_conv});
+        s.history = arguments.strided(*history);
+        s.past_inputs = past_inputs;
+        s.kernel = k_conv->size(1);
+        s.k_conv = arguments.contiguous(*k_conv).data_ptr();
+        s.v_conv = arguments.contiguous(*v_conv).data_ptr();
+    }
+    if (reach) {
+        arguments.kept.push_back(torch::stable::contiguous(*reach));
+        s.reach = static_cast<const int64_t*>(arguments.kept.back().data_ptr());
+    }
+    s.q_weight = arguments.contiguous(q_weight).data_ptr();
+    s.k_weight = arguments.contiguous(k_weight).data_ptr();
+    s.v_weight = arguments.contiguous(v_weight).data_ptr();
+    s.o_weight = arguments.contiguous(o_weight).data_ptr();
+    if (gate_weight) {
+        s.gate_weight = arguments.contiguous(*gate_weight).data_ptr();
+        s.gate_bias = gate_bias ? arguments.contiguous(*gate_bias).data_ptr() : nullptr;
+        s.gate_width = gate_weight->size(0);
         s.feature_gates = s.gate_width > p.branches() * p.mix1.rank + p.heads * p.mix2.rank;
     }
-    const Tensor out = fresh({p.batch, p.queries, p.heads * p.vo_dim}, arguments.dtype);
-    p.out = heads_of(out, p.vo_dim);
+    const Tensor out = fresh(shape(x), arguments.dtype);
+    s.out = out.data_ptr();
     arguments.dtype == ScalarType::Double ? step<double>(s) : step<float>(s);
     return out;
 }
@@ -234,22 +247,6 @@ std::tuple<Tensor, Tensor> native_conv_pair(const Tensor& x, const Tensor& weigh
     return {stored(out1, x.scalar_type()), stored(out2, x.scalar_type())};
 }
 
-// history: the inputs' cache, [batch, room, width], `past` positions full; x goes behind them.
-std::tuple<Tensor, Tensor> native_conv_step(const Tensor& x, const Tensor& history, int64_t past, const Tensor& weight1, const Tensor& weight2,
-                                            const Optional& reach) {
-    require_one_kind(history, {&x, &weight1, &weight2});
-    Arguments arguments{x.scalar_type(), {}};
-    Conv c = conv(arguments, history, weight1, weight2, x.size(1), reach);
-    c.past = past;
-    const std::vector<int64_t> size{c.batch, c.length, c.width};
-    const Tensor out1 = fresh(size, arguments.dtype), out2 = fresh(size, arguments.dtype);
-    c.out[0] = out1.data_ptr();
-    c.out[1] = out2.data_ptr();
-    const Strided news = arguments.strided(x);
-    arguments.dtype == ScalarType::Double ? conv_step<double>(c, news) : conv_step<float>(c, news);
-    return {out1, out2};
-}
-
 std::tuple<Tensor, Tensor, Tensor> native_conv_pair_backward(const Tensor& grad1, const Tensor& grad2, const Tensor& x, const Tensor& weight1,
                                                              const Tensor& weight2, int64_t length, const Optional& reach) {
     Arguments arguments{conv_dtype(x, weight1), {}};
@@ -280,7 +277,6 @@ STABLE_TORCH_LIBRARY_IMPL(hypermlp, CPU, m) {
     m.impl("native", TORCH_BOX(&hypermlp::native));
     m.impl("native_backward", TORCH_BOX(&hypermlp::native_backward));
     m.impl("native_step", TORCH_BOX(&hypermlp::native_step));
-    m.impl("native_conv_step", TORCH_BOX(&hypermlp::native_conv_step));
     m.impl("native_conv_pair", TORCH_BOX(&hypermlp::native_conv_pair));
     m.impl("native_conv_pair_backward", TORCH_BOX(&hypermlp::native_conv_pair_backward));
 }
