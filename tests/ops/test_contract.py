@@ -116,7 +116,8 @@ def test_any_shape_and_any_starts(backend, data):
     starts = data.draw(st.sampled_from([None, torch.tensor(rows)]))
     span = keys if starts is None else max(keys - queries + i + 1 - s for row in rows for i, s in enumerate(row))
     slots = data.draw(st.integers(max(1, span), keys + 3))
-    sizes = {"qk_dim": data.draw(st.integers(1, 7)), "vo_dim": data.draw(st.integers(1, 7)), "slots": slots, "rank": rank}
+    # a single channel: normalised scores do not depend on the length of q, whose gradient is zero, all cancellation
+    sizes = {"qk_dim": data.draw(st.integers(2, 7)), "vo_dim": data.draw(st.integers(1, 7)), "slots": slots, "rank": rank}
     inputs = op_inputs(batch=batch, queries=queries, keys=keys, heads=heads, activation=activation, mixes=mixes, **sizes)
     options = {"activation": activation, "layout": layout, "starts": starts}
     assert_all_close(run(inputs, **options, backend=backend), run(inputs, **options, backend="reference"))
