@@ -28,7 +28,7 @@ class DataSettings:
     split: str = "train"
     """Split of a Hugging Face dataset; "train:CONFIG" names a configuration too."""
     streaming: bool = False
-    """Read a Hugging Face dataset while training instead of preparing it first."""
+    """Read a Hugging Face dataset as it is prepared instead of downloading all of it first."""
     tokenizer: str = "bytes"
     """"bytes", "bpe:SIZE" (trained on the data), "gpt2", or a folder or hub name for transformers' AutoTokenizer."""
     context: int = 256
@@ -104,8 +104,6 @@ class TrainingSettings:
     """Recompute blocks in the backward pass."""
     compile: bool = False
     """torch.compile."""
-    sharding: str = "none"
-    """"none" (DDP when there are several processes), or "fsdp": parameters and optimizer state spread over them."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_tokens", "micro_batch", "eval_every", "eval_batches", "save_every", "keep", "log_every"):
@@ -118,7 +116,6 @@ class TrainingSettings:
         require("training.betas", self.betas, len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "two numbers below 1")
         require("training.precision", self.precision, self.precision in ("float32", "bfloat16"), "'float32' or 'bfloat16'")
         require("training.explosion", self.explosion, self.explosion > 1, "more than 1")
-        require("training.sharding", self.sharding, self.sharding in ("none", "fsdp"), "'none' or 'fsdp'")
         ends = self.decay_steps or self.steps
         require("training.decay_steps", self.decay_steps, ends >= self.warmup_steps, f"at least warmup_steps = {self.warmup_steps}")
 

@@ -83,7 +83,7 @@ class Cast(torch.nn.Module):
         self.linear, self.dtype = linear, dtype
 
     def forward(self, x):
-        return self.linear(x).to(self.dtype).to(self.dtype)
+        return self.linear(x).to(self.dtype)
 
 
 @pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj"])
