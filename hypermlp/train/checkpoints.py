@@ -69,11 +69,13 @@ def newest_complete(run: Path) -> Path | None:
 
 
 def put_in_place(aside: Path, folder: Path) -> None:
-    """Seal a folder that was written aside, and give it its name."""
+    """Seal a folder that was written aside, and give it its name; one that has it already goes, once the new one is sealed."""
     seal(aside)
+    before = aside.with_name(aside.name + ".before")
     if folder.exists():
-        shutil.rmtree(folder)
+        folder.rename(before)
     aside.rename(folder)
+    shutil.rmtree(before, ignore_errors=True)
     directory = os.open(folder.parent, os.O_RDONLY)
     try:
         os.fsync(directory)

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,8 @@ def prepare(data: DataSettings, *, quiet: bool = False) -> PreparedData:
     """The prepared data of a recipe: from the cache if it is there, or made and put there, complete or not at all."""
     cache = Path(data.cache) if data.cache else default_cache()
     folder = cache / _key(data)
+    while os.environ.get("LOCAL_RANK", "0") != "0" and not (folder / DESCRIPTION).exists():
+        time.sleep(0.2)  # the first process of each machine prepares; if it fails, torchrun ends this one too
     if not (folder / DESCRIPTION).exists():
         cache.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(dir=cache, suffix=".part"))

@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import TrainerCallback
 
+from hypermlp.train import sharding
 from hypermlp.train.recipe import Recipe
 
 
@@ -26,23 +28,40 @@ class Progress(TrainerCallback):
     def __init__(self, recipe: Recipe, folder: Path):
         self.recipe, self.path = recipe, folder / "metrics.jsonl"
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         self.began, self.first_step = time.monotonic(), state.global_step
+        held = _of_all_processes(sharding.local_size(model), args)
         if not state.is_world_process_zero:
             return
-        kept = []
-        if self.path.exists():  # what was logged after the checkpoint that the run goes on from will be logged again
-            kept = [line for line in self.path.read_text().splitlines() if json.loads(line)["step"] <= state.global_step]
-        self.path.write_text("".join(line + "\n" for line in kept))
+        aside = self.path.with_suffix(".part")
+        aside.write_text("".join(json.dumps(record) + "\n" for record in self._until(state.global_step)))
+        aside.replace(self.path)
+        self._write({"step": state.global_step, "parameters": sum(p.numel() for p in model.parameters()), "held_by_process": held})
+        shares = " and ".join(f"{count:,}" for count in held)
+        print(f"{self.recipe.name}: {len(held)} process{'es' * (len(held) > 1)}, holding {shares} parameters", flush=True)
+
+    def _write(self, record: dict[str, Any]) -> None:
+        with open(self.path, "a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def _until(self, step: int) -> list[dict[str, Any]]:
+        """What was logged up to a step; what came after the checkpoint that a run goes on from will be logged again."""
+        records = []
+        for line in self.path.read_text().splitlines() if self.path.exists() and step else []:
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:  # half a line of a process that was killed
+                continue
+            if record["step"] <= step:
+                records.append(record)
+        return records
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or not logs:
             return
         seconds, done = time.monotonic() - self.began, state.global_step - self.first_step
         speed = done * self.recipe.training.batch_tokens / seconds if done else 0.0
-        record = {"step": state.global_step, "tokens": state.global_step * self.recipe.training.batch_tokens, **logs}
-        with open(self.path, "a") as file:
-            file.write(json.dumps(record) + "\n")
+        self._write({"step": state.global_step, "tokens": state.global_step * self.recipe.training.batch_tokens, **logs})
         left = (state.max_steps - state.global_step) * seconds / done if done else 0.0
         shown = [f"{name} {logs[name]:.4f}" for name in ("loss", "eval_loss", "eval_train_loss", "eval_validation_loss") if name in logs]
         if shown:
@@ -51,7 +70,7 @@ class Progress(TrainerCallback):
 
 
 class StopOnSignal(TrainerCallback):
-    """SIGTERM: finish the step, save, stop."""
+    """SIGTERM: finish the step, save, stop. If one process gets it, all stop, at the same step."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -66,6 +85,18 @@ class StopOnSignal(TrainerCallback):
         self.asked = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.asked:
+        if self._anyone_asked(args):
             print(f"stopping at step {state.global_step}, as asked by SIGTERM", file=sys.stderr, flush=True)
             control.should_save = control.should_training_stop = True
+
+    def _anyone_asked(self, args: Any) -> bool:
+        return any(_of_all_processes(int(self.asked), args))
+
+
+def _of_all_processes(value: int, args: Any) -> list[int]:
+    if args.world_size == 1:
+        return [value]
+    mine = torch.tensor([value], device=args.device)
+    gathered = [torch.zeros_like(mine) for _ in range(args.world_size)]
+    torch.distributed.all_gather(gathered, mine)
+    return [int(each) for each in gathered]

@@ -88,8 +88,8 @@ class TrainingSettings:
     """Of initialisation and data order."""
     eval_every: int = 500
     """Steps between evaluations."""
-    eval_batches: int = 20
-    """Micro-batches of one evaluation."""
+    eval_sequences: int = 160
+    """Sequences of one evaluation, the same ones each time, from either split."""
     save_every: int = 500
     """Steps between checkpoints."""
     keep: int = 2
@@ -100,13 +100,15 @@ class TrainingSettings:
     """Stop when the loss is so many times the mean of the last steps."""
     report_to: list[str] = field(default_factory=lambda: ["tensorboard"])
     """Where Trainer reports besides metrics.jsonl: any name that it knows."""
+    sharding: bool = False
+    """Split parameters, gradients and optimizer over the processes (FSDP2) instead of copying them (DDP)."""
     gradient_checkpointing: bool = False
     """Recompute blocks in the backward pass."""
     compile: bool = False
     """torch.compile."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_tokens", "micro_batch", "eval_every", "eval_batches", "save_every", "keep", "log_every"):
+        for name in ("steps", "batch_tokens", "micro_batch", "eval_every", "eval_sequences", "save_every", "keep", "log_every"):
             require(f"training.{name}", getattr(self, name), getattr(self, name) > 0, "positive")
         for name in ("learning_rate", "eps", "clip"):
             require(f"training.{name}", getattr(self, name), getattr(self, name) > 0, "positive")

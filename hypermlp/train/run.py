@@ -17,6 +17,10 @@ from hypermlp.train.recipe import Recipe, load_recipe
 from hypermlp.train.trainer import BadLossError, LMTrainer, training_arguments
 
 FINAL = "final"
+FREE_ON_RESUME = {
+    "steps", "eval_every", "eval_sequences", "save_every", "keep", "log_every", "report_to", "explosion", "micro_batch", "sharding",
+    "cache",
+}  # fmt: skip
 
 
 def build_model(recipe: Recipe, prepared: PreparedData, init_from: str | None) -> HyperMLPForCausalLM:
@@ -33,7 +37,6 @@ def build_model(recipe: Recipe, prepared: PreparedData, init_from: str | None) -
 def build_trainer(recipe: Recipe, folder: Path, prepared: PreparedData, model: HyperMLPForCausalLM) -> LMTrainer:
     training, data = recipe.training, recipe.data
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    evaluated = training.eval_batches * training.micro_batch * processes
     train = Sequences(prepared, "train", data, count=training.steps * recipe.sequences_per_step, seed=training.seed)
     return LMTrainer(
         recipe,
@@ -42,8 +45,10 @@ def build_trainer(recipe: Recipe, folder: Path, prepared: PreparedData, model: H
         args=training_arguments(recipe, folder, processes),
         train_dataset=train,
         eval_dataset={
-            split: Sequences(prepared, split, data, count=evaluated, seed=training.seed + 1) for split in ("train", "validation")
+            split: Sequences(prepared, split, data, count=training.eval_sequences, seed=training.seed + 1)
+            for split in ("train", "validation")
         },
+        processing_class=prepared.tokenizer,
         callbacks=[Progress(recipe, folder), StopOnSignal()],
     )
 
@@ -53,9 +58,9 @@ def train(recipe: Recipe, folder: Path, *, resume: bool = False, init_from: str 
     found = checkpoints.newest_complete(folder)
     if not resume and found is not None:
         raise ValueError(f"{folder} has checkpoints already; pass --resume to go on from {found.name}, or another --out")
-    folder.mkdir(parents=True, exist_ok=True)
-    checkpoints.remove_unfinished(folder)
+    recipe.accumulation(int(os.environ.get("WORLD_SIZE", "1")))  # says what is wrong before the data is prepared
     _keep_recipe(recipe, folder, resume=found is not None)
+    transformers.logging.disable_progress_bar()  # a bar for every checkpoint otherwise
     prepared = prepare(recipe.data)
     model = build_model(recipe, prepared, init_from)
     trainer = build_trainer(recipe, folder, prepared, model)
@@ -64,31 +69,40 @@ def train(recipe: Recipe, folder: Path, *, resume: bool = False, init_from: str 
     trainer.train(resume_from_checkpoint=str(found) if found is not None else None)
     if trainer.state.global_step < recipe.training.steps:
         return folder  # stopped by a signal: the checkpoint is there
-    return _save_final(trainer, prepared, folder)
+    return _save_final(trainer, folder)
 
 
 def _keep_recipe(recipe: Recipe, folder: Path, *, resume: bool) -> None:
     """The effective recipe lies beside the checkpoints; a run goes on with its own one, except for how long and how often."""
     path, content = folder / "recipe.json", recipe.to_dict()
-    free = {"steps", "eval_every", "eval_batches", "save_every", "keep", "log_every", "report_to", "explosion", "micro_batch"}
     if resume and path.exists():
         before = json.loads(path.read_text())
         for section in ("model", "data", "training"):
             for key in sorted(set(before[section]) | set(content[section])):
                 old, new = before[section].get(key), content[section].get(key)
-                if old != new and key not in free:
+                if old != new and key not in FREE_ON_RESUME:
                     raise ValueError(
                         f"{section}.{key} is {new!r}, but the run in {folder} has {old!r}; resume it as it is, or use --init-from"
                     )
-    path.write_text(json.dumps(content, indent=2) + "\n")
+        if before["training"]["steps"] != recipe.training.steps and recipe.training.decay_steps is None and _is_main():
+            print(f"the cosine ends at step {recipe.training.steps} now, not {before['training']['steps']}: the learning rate jumps")
+    if _is_main():
+        folder.mkdir(parents=True, exist_ok=True)
+        checkpoints.remove_unfinished(folder)
+        aside = path.with_suffix(".part")
+        aside.write_text(json.dumps(content, indent=2) + "\n")
+        aside.replace(path)
 
 
-def _save_final(trainer: LMTrainer, prepared: PreparedData, folder: Path) -> Path:
+def _is_main() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _save_final(trainer: LMTrainer, folder: Path) -> Path:
     aside, final = folder / checkpoints.ASIDE / FINAL, folder / FINAL
     trainer.save_model(str(aside))
     trainer.accelerator.wait_for_everyone()
     if trainer.args.should_save:
-        prepared.tokenizer.save_pretrained(str(aside))
         checkpoints.put_in_place(aside, final)
         checkpoints.remove_unfinished(folder)
     return final
@@ -111,4 +125,5 @@ def main(args: argparse.Namespace) -> None:
         final = train(recipe, folder, resume=args.resume, init_from=args.init_from)
     except (BadLossError, OSError) as error:
         raise ValueError(error) from error
-    print(f"saved in {final}", flush=True)
+    if _is_main():
+        print(f"saved in {final}", flush=True)

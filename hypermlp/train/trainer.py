@@ -6,6 +6,7 @@ import json
 import shutil
 import statistics
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import SequentialSampler
+from torch.utils.data import SequentialSampler, default_collate
 from transformers import Trainer, TrainingArguments
 
-from hypermlp.train import checkpoints
+from hypermlp.train import checkpoints, sharding
+from hypermlp.train.data import IGNORED, Sequences
 from hypermlp.train.recipe import Recipe
 from hypermlp.train.schedule import learning_rate_factor, optimizer_groups
 
 RECENT = 50  # micro-batches that a loss is compared with
+OPTIMIZER, SCHEDULER = "optimizer", "scheduler.pt"
 
 
 class BadLossError(RuntimeError):
@@ -61,10 +64,19 @@ def training_arguments(recipe: Recipe, folder: Path, processes: int) -> Training
 class LMTrainer(Trainer):
     """Sequences in their own order, our optimizer and schedule, checkpoints that are complete or absent, no bad loss."""
 
+    model: Any  # Trainer declares these as perhaps None
+    model_wrapped: Any
+    optimizer: Any
+    lr_scheduler: Any
+    eval_dataset: dict[str, Sequences]
+
     def __init__(self, recipe: Recipe, folder: Path, **kwargs: Any):
         self.recipe, self.folder = recipe, folder
         self.recent: deque[float] = deque(maxlen=RECENT)
         super().__init__(**kwargs)
+        self.sharded = recipe.training.sharding and self.args.world_size > 1
+        if self.sharded:  # Trainer's word for: the model brings its own placement and gradient reduction, do not wrap it
+            self.is_distributed_loading_by_transformers = True
 
     def _get_train_sampler(self, *_args: Any) -> SequentialSampler:
         """The order is the data set's: hypermlp/train/data.py."""
@@ -73,7 +85,8 @@ class LMTrainer(Trainer):
     def create_optimizer(self, *_args: Any) -> Optimizer:
         if self.optimizer is None:
             training = self.recipe.training
-            assert self.model is not None
+            if self.sharded:  # now: the weights of a checkpoint are in, and the optimizer must see the parts
+                sharding.shard(self.model)
             first, second = training.betas
             self.optimizer = AdamW(optimizer_groups(self.model, training), training.learning_rate, (first, second), training.eps)
         return self.optimizer
@@ -81,9 +94,7 @@ class LMTrainer(Trainer):
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         if self.lr_scheduler is None:
             training = self.recipe.training
-            chosen = optimizer or self.optimizer
-            assert chosen is not None
-            self.lr_scheduler = LambdaLR(chosen, lambda step: learning_rate_factor(step, training))
+            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, lambda step: learning_rate_factor(step, training))
         return self.lr_scheduler
 
     def training_step(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
@@ -101,6 +112,55 @@ class LMTrainer(Trainer):
         self.recent.append(value)
         return loss
 
+    @torch.no_grad()
+    def evaluate(self, *_args: Any, **_kwargs: Any) -> dict[str, float]:
+        """The mean loss over the targets of each split, however they are spread over processes and micro-batches."""
+        model = self.model_wrapped.eval()
+        metrics = {}
+        for split, sequences in self.eval_dataset.items():
+            total = torch.zeros(2, dtype=torch.float64, device=self.args.device)
+            for batch in self._evaluation_batches(sequences):
+                inputs = self._prepare_inputs(batch)
+                summed = model(**inputs, num_items_in_batch=torch.ones((), device=self.args.device)).loss
+                total += torch.stack([summed.double(), (inputs["shift_labels"] != IGNORED).sum().double()])
+            loss, count = self.accelerator.reduce(total).tolist()
+            metrics[f"eval_{split}_loss"] = loss / max(1.0, count)
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _evaluation_batches(self, sequences: Sequences) -> Iterator[dict[str, Tensor]]:
+        """This process's share; all processes get equally many, the last ones perhaps without targets."""
+        micro, rank = self.args.per_device_eval_batch_size, self.args.process_index
+        for first in range(rank * micro, len(sequences) + rank * micro, micro * self.args.world_size):
+            items = [sequences[min(i, len(sequences) - 1)] for i in range(first, first + micro)]
+            for beyond in items[max(0, len(sequences) - first) :]:
+                beyond["labels"] = beyond["shift_labels"] = torch.full_like(beyond["labels"], IGNORED)
+            yield default_collate(items)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        assert output_dir is not None
+        weights = sharding.whole_weights(self.model) if self.sharded else None
+        if self.args.should_save:
+            self.model.save_pretrained(output_dir, state_dict=weights)
+            if self.processing_class is not None:
+                self.processing_class.save_pretrained(output_dir)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        sharding.save_optimizer(self._adamw(), self.model, Path(output_dir, OPTIMIZER))
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir, SCHEDULER))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            sharding.load_optimizer(self._adamw(), self.model, Path(checkpoint, OPTIMIZER))
+            self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint, SCHEDULER), weights_only=True))
+            for group, rate in zip(self._adamw().param_groups, self.lr_scheduler.get_last_lr(), strict=True):
+                group["lr"] = rate  # the scheduler sets it with its next step only
+
+    def _adamw(self) -> AdamW:
+        return getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate wraps it
+
     def _get_output_dir(self, trial: Any = None) -> str:
         """Where Trainer writes checkpoints: aside. ``_save_checkpoint`` puts them in place."""
         return str(self.folder / checkpoints.ASIDE)
@@ -114,6 +174,6 @@ class LMTrainer(Trainer):
             if self.args.should_save:
                 checkpoints.put_in_place(aside, self.folder / name)
                 checkpoints.remove_old(self.folder, self.recipe.training.keep)
-        except OSError as error:
+        except Exception as error:  # a full disk has many names: each format raises its own
             shutil.rmtree(aside, ignore_errors=True)
             raise OSError(f"checkpoint {name} could not be written, the one before it is intact: {error}") from error

@@ -1,0 +1,186 @@
+"""A run: it learns, stops when asked or when something is wrong, and goes on bit for bit."""
+
+import json
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hypermlp.cli import main
+from hypermlp.models import HyperMLPForCausalLM
+from hypermlp.train import checkpoints
+from hypermlp.train.recipe import load_recipe
+from hypermlp.train.run import build_model, build_trainer, train
+from hypermlp.train.trainer import BadLossError
+
+
+def everything(folder):
+    """The contents of a checkpoint that a run depends on: weights, optimizer, schedule, random generators, position."""
+    state = json.loads((folder / "trainer_state.json").read_text())
+    return {
+        **load_file(folder / "model.safetensors"),
+        **load_file(next((folder / "optimizer").iterdir())),
+        "schedule": torch.load(folder / "scheduler.pt", weights_only=True),
+        "random": (folder / "rng_state.pth").read_bytes(),
+        "step": state["global_step"],
+    }
+
+
+def assert_same(first, second):
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        same = torch.equal(value, second[name]) if isinstance(value, torch.Tensor) else value == second[name]
+        assert same, name
+
+
+def losses(folder):
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(record["step"], record["loss"]) for record in records if "loss" in record]
+
+
+def test_a_run_learns_and_ends_with_a_model_that_loads(recipe_file, tmp_path):
+    final = train(load_recipe(str(recipe_file)), tmp_path / "run")
+    model = HyperMLPForCausalLM.from_pretrained(final)
+    assert_same(dict(model.state_dict()), dict(HyperMLPForCausalLM.from_pretrained(tmp_path / "run" / "checkpoint-8").state_dict()))
+    curve = losses(tmp_path / "run")
+    assert [step for step, _ in curve] == list(range(1, 9))
+    assert curve[-1][1] < curve[0][1] - 0.2
+
+
+def test_half_and_half_equals_the_whole(recipe_file, tmp_path):
+    """Weights, optimizer, schedule, random generators and data position, bit for bit."""
+    train(load_recipe(str(recipe_file)), tmp_path / "whole")
+    interrupted = load_recipe(str(recipe_file), ["training.steps=4", "training.decay_steps=8"])
+    train(interrupted, tmp_path / "halves")
+    train(load_recipe(str(recipe_file), ["training.decay_steps=8"]), tmp_path / "halves", resume=True)
+    assert_same(everything(tmp_path / "whole" / "checkpoint-8"), everything(tmp_path / "halves" / "checkpoint-8"))
+    assert losses(tmp_path / "whole") == losses(tmp_path / "halves")
+
+
+def test_resume_passes_over_a_damaged_checkpoint(recipe_file, tmp_path, capsys):
+    recipe, run = load_recipe(str(recipe_file)), tmp_path / "run"
+    train(recipe, run)
+    whole = everything(run / "checkpoint-8")
+    weights = run / "checkpoint-8" / "model.safetensors"
+    content = weights.read_bytes()
+    weights.unlink()  # what was loaded from it is still mapped
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    train(recipe, run, resume=True)
+    assert "passing over" in capsys.readouterr().out
+    assert_same(whole, everything(run / "checkpoint-8"))
+
+
+def test_a_run_is_not_overwritten_and_not_changed(recipe_file, tmp_path):
+    run = tmp_path / "run"
+    train(load_recipe(str(recipe_file)), run)
+    with pytest.raises(ValueError, match="has checkpoints already; pass --resume"):
+        train(load_recipe(str(recipe_file)), run)
+    with pytest.raises(ValueError, match="training.learning_rate is 0.1, but the run .* has 0.002"):
+        train(load_recipe(str(recipe_file), ["training.learning_rate=0.1"]), run, resume=True)
+
+
+def test_init_from_takes_the_weights_and_nothing_else(recipe_file, tmp_path):
+    recipe = load_recipe(str(recipe_file))
+    final = train(recipe, tmp_path / "first")
+    train(recipe, tmp_path / "second", init_from=str(final))
+    first, second = losses(tmp_path / "first"), losses(tmp_path / "second")
+    assert second[0][0] == 1  # counts from the beginning
+    assert second[0][1] < first[0][1] - 0.2
+    assert main(["train", str(recipe_file), "--resume", "--init-from", str(final), "--out", str(tmp_path / "third")]) == 2
+
+
+def test_a_loss_that_is_no_number_stops_with_its_batch(recipe_file, tmp_path, prepared):
+    recipe, run = load_recipe(str(recipe_file)), tmp_path / "run"
+    run.mkdir()
+    model = build_model(recipe, prepared, None)
+    trainer = build_trainer(recipe, run, prepared, model)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[int(trainer.train_dataset[20]["input_ids"][3])] = float("nan")
+    with pytest.raises(BadLossError, match="the loss is nan at step"):
+        trainer.train()
+    record = json.loads(next(run.glob("bad-batch-step-*.json")).read_text())
+    assert len(record["batch"]["input_ids"]) == recipe.training.micro_batch
+
+
+def test_an_exploding_loss_stops(recipe_file, tmp_path, capsys):
+    overrides = ["training.steps=60", "training.learning_rate=1", "training.explosion=1.5", "training.warmup_steps=40", "training.clip=1e9"]
+    arguments = [word for override in overrides for word in ("--set", override)]
+    assert main(["train", str(recipe_file), "--out", str(tmp_path / "run"), *arguments]) == 2
+    assert "the batch is in" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def server():
+    """Processes that begin with everything imported."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["hypermlp.train.run"])
+    return context
+
+
+def run_command(arguments, limit=None):
+    os.setpgrp()
+    if limit is not None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    torch.set_num_threads(1)
+    raise SystemExit(main(["train", *arguments]))
+
+
+def test_sigterm_saves_and_stops(recipe_file, tmp_path, server):
+    run = tmp_path / "run"
+    arguments = [str(recipe_file), "--out", str(run), "--set", "training.steps=500", "--set", "training.save_every=500"]
+    process = server.Process(target=run_command, args=(arguments,))
+    process.start()
+    while not (run / "metrics.jsonl").exists() or len(losses(run)) < 3:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(60)
+    assert process.exitcode == 0
+    assert 3 <= checkpoints.step_of(checkpoints.newest_complete(run)) < 500
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(recipe_file, tmp_path, server):
+    run = tmp_path / "run"
+    train(load_recipe(str(recipe_file), ["training.steps=4", "training.decay_steps=8"]), run)
+    before = everything(run / "checkpoint-4")
+    arguments = [str(recipe_file), "--out", str(run), "--set", "training.decay_steps=8", "--resume"]
+    process = server.Process(target=run_command, args=(arguments, 50_000))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 2
+    assert checkpoints.newest_complete(run).name == "checkpoint-4"
+    assert_same(before, everything(run / "checkpoint-4"))
+    assert not list((run / checkpoints.ASIDE).glob("*"))
+
+
+def test_killed_at_20_random_moments_the_weights_are_the_same(recipe_file, tmp_path, server):
+    """kill -9, resume, again and again: every resume goes on, and the end is that of a run that nobody disturbed."""
+    settings = ["--set", "training.steps=24", "--set", "training.save_every=1", "--set", "training.keep=1"]
+
+    def attempt(folder, seconds):
+        process = server.Process(target=run_command, args=([str(recipe_file), "--out", str(folder), "--resume", *settings],))
+        process.start()
+        process.join(seconds)
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+        return process.exitcode
+
+    began = time.monotonic()
+    assert attempt(tmp_path / "whole", 120) == 0
+    duration = time.monotonic() - began
+    moments, kills, runs, resumed = random.Random(0), 0, 0, 0
+    while kills < 20:
+        folder, runs = tmp_path / f"killed-{runs}", runs + 1
+        while (code := attempt(folder, moments.uniform(0.05, 0.8) * duration if kills < 20 else 120)) != 0:
+            assert code == -signal.SIGKILL
+            kills += 1
+            resumed += bool(checkpoints.checkpoints(folder))
+        assert_same(everything(tmp_path / "whole" / "checkpoint-24"), everything(folder / "checkpoint-24"))
+    assert resumed >= 10  # most of them in the middle
