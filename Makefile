@@ -1,10 +1,13 @@
-# `make test` does everything on a fresh machine: environment, installation, checks.
+# On a fresh machine `make demo` and `make test` do everything: environment, installation, and then theirs.
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 STAMP := $(VENV)/installed
 
-.PHONY: test test-all sanitize lint clean
+.PHONY: demo test test-all sanitize lint clean
+
+demo: $(STAMP)
+	$(BIN)/hypermlp demo
 
 test: lint
 	$(BIN)/python -m pytest

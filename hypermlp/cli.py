@@ -17,10 +17,12 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "demo": Command("hypermlp.demo.run", "what this is about, in a few minutes, live", "hypermlp demo"),
     "info": Command("hypermlp.info", "versions, device, backends and why one is missing", "hypermlp info"),
     "build": Command("hypermlp.build", "build the CPU kernels ahead of their first use", "hypermlp build --force"),
     "train": Command("hypermlp.train.run", "train a language model by a recipe, or go on", "hypermlp train demo --set training.steps=50"),
     "sample": Command("hypermlp.train.sample", "text from a trained model", "hypermlp sample runs/demo 'import os' --tokens 100"),
+    "serve": Command("hypermlp.train.serve", "an OpenAI-compatible server for a trained model", "hypermlp serve runs/demo --port 8000"),
     "bench op": Command(
         "hypermlp.bench.op",
         "time and memory of operator and layer against PyTorch's fused softmax attention",

@@ -15,6 +15,7 @@ LEVELS = [
     {"models"},
     {"testing", "records"},
     {"train", "mad", "study", "evals", "bench", "theory", "inspect", "info", "build"},
+    {"demo"},
     {"cli", "__main__"},
 ]
 LEVEL = {name: i for i, names in enumerate(LEVELS) for name in names}

@@ -23,34 +23,10 @@ from transformers.utils.output_capturing import capture_outputs
 
 from hypermlp.layers import Mixer, build_mixer
 from hypermlp.layers.mixing import SequenceMix
+from hypermlp.layers.mlp import GeluMlp, SwigluMlp
 from hypermlp.models.cache import layer_state
 from hypermlp.models.configuration_hypermlp import HyperMLPConfig
 from hypermlp.models.visibility import own_positions, starts_of_batch
-
-
-class GeluMlp(nn.Module):
-    def __init__(self, config: HyperMLPConfig):
-        super().__init__()
-        assert config.intermediate_size is not None
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(nn.functional.gelu(self.up_proj(x)))
-        return out
-
-
-class SwigluMlp(nn.Module):
-    def __init__(self, config: HyperMLPConfig):
-        super().__init__()
-        assert config.intermediate_size is not None
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
 
 
 def _norm(config: HyperMLPConfig) -> nn.Module:
@@ -69,7 +45,8 @@ class HyperMLPBlock(GradientCheckpointingLayer):
         self.mixer_norm = _norm(config)
         self.mixer = build_mixer(config.mixers[index], **config.mixer_settings)
         self.mlp_norm = _norm(config)
-        self.mlp = GeluMlp(config) if config.block == "gpt2" else SwigluMlp(config)
+        assert config.intermediate_size is not None
+        self.mlp = (GeluMlp if config.block == "gpt2" else SwigluMlp)(config.hidden_size, config.intermediate_size)
         if config.block == "gpt2":
             for output in (self.mixer.o_proj, self.mlp.down_proj):
                 output.is_residual_output = True  # type: ignore[assignment]  # starts smaller, the more of them are added up

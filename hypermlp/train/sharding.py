@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.optim import AdamW
 
 from hypermlp.models import HyperMLPForCausalLM
@@ -30,10 +30,15 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 def shard(model: HyperMLPForCausalLM) -> None:
     """Split every parameter over all processes: block by block, so that one block at a time is whole."""
-    mesh = init_device_mesh(model.device.type, (torch.distributed.get_world_size(),))
-    for block in model.model.layers:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    processes = torch.distributed.get_world_size()
+    mesh = init_device_mesh(model.device.type, (processes,))
+    for module in (*model.model.layers, model):
+        fully_shard(module, mesh=mesh, shard_placement_fn=lambda parameter: Shard(sharded_dim(parameter.shape, processes)))
+
+
+def sharded_dim(shape: torch.Size, processes: int) -> int:
+    """The first dimension that divides evenly: rows, except that mixes have few heads and many slots."""
+    return next((dim for dim, size in enumerate(shape) if size % processes == 0), 0)
 
 
 def local_size(model: nn.Module) -> int:

@@ -17,7 +17,7 @@ def write_corpus(folder):
 def write_recipe(folder):
     content = {
         "name": "tiny",
-        "model": {"mixer": "G-cg-q-12o", "hidden_size": 32, "num_hidden_layers": 2, "rank": 4},
+        "model": {"mixer": "G-cg-q-12o", "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 1, "rank": 4},
         "data": {"source": str(folder / "corpus"), "context": 32, "cache": str(folder / "prepared"), "validation": 0.1},
         "training": {
             "steps": 8,

@@ -1,0 +1,29 @@
+"""``hypermlp serve``: transformers' own OpenAI-compatible server, for our models."""
+
+from __future__ import annotations
+
+import argparse
+
+import transformers
+
+from hypermlp.models import HyperMLPForCausalLM
+from hypermlp.train.sample import model_folder
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", help="a folder with a model, or a run of `hypermlp train`")
+    parser.add_argument("--host", default="localhost", help="address to listen at (default: localhost)")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen at (default: 8000)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda:0, ... (default: auto)")
+
+
+def main(args: argparse.Namespace) -> None:
+    folder = model_folder(args.checkpoint)
+    transformers.HyperMLPForCausalLM = HyperMLPForCausalLM  # where the server looks for a model's class
+    try:
+        from transformers.cli.serve import Serve
+
+        print(f"serving {folder} at http://{args.host}:{args.port}/v1 (completions); Ctrl-C stops", flush=True)
+        Serve(str(folder.resolve()), host=args.host, port=args.port, device=args.device)
+    except ImportError as error:
+        raise ValueError("serving needs more packages: pip install 'hypermlp[serve]'") from error

@@ -1,0 +1,61 @@
+"""The demonstration means its exit code, and its parts do what they say. `make demo` runs it in full."""
+
+import pytest
+import torch
+
+from hypermlp.cli import main
+from hypermlp.demo import language, recall, run
+from hypermlp.demo.run import Check
+
+
+@pytest.mark.parametrize(("holds", "code"), [(True, 0), (False, 2)])
+def test_the_exit_code_means_it(monkeypatch, capsys, holds, code):
+    monkeypatch.setattr(run, "show_recall", lambda console: [Check("recall", "much", "some", holds)])
+    monkeypatch.setattr(run, "show_language", lambda console, folder: [Check("loss", "low", "low", True)])
+    assert main(["demo"]) == code
+    out = capsys.readouterr().out
+    assert ("no" in out.split()) is not holds
+
+
+def test_all_models_train_on_the_same_batches_in_turns(monkeypatch):
+    monkeypatch.setattr(recall, "BATCHES", 2)
+    seen = []
+    monkeypatch.setattr(recall.Racer, "train", lambda self, inputs, targets: seen.append((self.label, inputs, targets)))
+    field = recall.racers(0)
+    assert len(list(recall.race(field, 0, most_steps=3))) == 3
+    assert [label for label, *_ in seen] == ["G-cg-q-12o", "S-p", "S"] * 3
+    for first in range(0, 9, 3):
+        assert torch.equal(seen[first][1], seen[first + 2][1])
+    assert torch.equal(seen[0][1], seen[6][1])  # two batches, again
+    assert not torch.equal(seen[0][1], seen[3][1])
+
+
+def test_accuracy_counts_answers_only():
+    racer = recall.racers(0)[0]
+    inputs = torch.randint(0, 16, (2, 8))
+    right = racer.model(inputs).argmax(-1)
+    targets = torch.full_like(right, -100)
+    targets[:, 3] = right[:, 3]
+    targets[:, 5] = (right[:, 5] + 1) % 16
+    racer.evaluate(inputs, targets)
+    assert racer.accuracy == 0.5
+
+
+def test_a_broken_cache_would_show(recipe_of_demo):
+    model, tokenizer = recipe_of_demo
+    text = "for name in sorted(names): print(name)"
+    assert language.cache_error(model, tokenizer, text) < 1e-4
+    whole = model.forward
+    model.forward = lambda tokens, past_key_values=None, **kw: whole(tokens, **kw)  # forgets the past
+    assert language.cache_error(model, tokenizer, text) > 1e-2
+
+
+@pytest.fixture
+def recipe_of_demo(tmp_path):
+    from hypermlp.train.data import prepare
+    from hypermlp.train.recipe import load_recipe
+    from hypermlp.train.run import build_model
+
+    recipe = load_recipe("demo", [f"data.cache={tmp_path}", "data.limit=100000", "model.initializer_range=0.2"])
+    prepared = prepare(recipe.data)
+    return build_model(recipe, prepared, None).eval(), prepared.tokenizer
