@@ -28,6 +28,7 @@ COMMANDS = {
         "time and memory of operator and layer against PyTorch's fused softmax attention",
         "hypermlp bench op --batch 1 --length 4096 --json bench.json",
     ),
+    "bench lm": Command("hypermlp.bench.lm", "training throughput of a recipe against softmax attention", "hypermlp bench lm"),
 }
 
 

@@ -19,7 +19,7 @@ WRITTEN = 160  # tokens of a sample
 
 
 @torch.no_grad()
-def sample(model: HyperMLPForCausalLM, tokenizer: Any) -> str:
+def sample(model: Any, tokenizer: Any) -> str:
     set_seed(0)
     inputs = tokenizer(PROMPT, return_tensors="pt")
     settings = {"max_new_tokens": WRITTEN, "do_sample": True, "temperature": 0.8, "top_k": 50, "pad_token_id": tokenizer.pad_token_id}

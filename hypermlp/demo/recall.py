@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +58,7 @@ def racers(seed: int) -> list[Racer]:
 
 def race(field: list[Racer], seed: int, most_steps: int = MOST_STEPS) -> Iterator[None]:
     """Train in turns, the same batches for all, until each but the last can do it, or ``most_steps``; yields after every step."""
-    settings = {"num_train": BATCH * BATCHES, "num_test": 2 * BATCH, "seed": seed}
+    settings: dict[str, Any] = {"num_train": BATCH * BATCHES, "num_test": 2 * BATCH, "seed": seed}
     inputs, targets = (torch.from_numpy(x) for x in mad.generate("in-context-recall", **settings))
     test = [torch.from_numpy(x) for x in mad.generate("in-context-recall", split="test", **settings)]
     for step in range(most_steps):

@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 import time
+from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ class PreparedData:
     def __init__(self, folder: Path):
         self.folder = folder
         self.description: dict[str, Any] = json.loads((folder / DESCRIPTION).read_text())
-        for name, digest in self.description["sha256"].items():
+        mine = self.description["sha256"].items() if _is_local_main() else ()  # one process of a machine checks for all
+        for name, digest in mine:
             if _digest(folder / name) != digest:
                 raise ValueError(f"{folder / name} is not what was prepared: its checksum differs; remove {folder} and prepare again")
         dtype = np.dtype(self.description["dtype"])
@@ -57,7 +59,7 @@ def prepare(data: DataSettings, *, quiet: bool = False) -> PreparedData:
     """The prepared data of a recipe: from the cache if it is there, or made and put there, complete or not at all."""
     cache = Path(data.cache) if data.cache else default_cache()
     folder = cache / _key(data)
-    while os.environ.get("LOCAL_RANK", "0") != "0" and not (folder / DESCRIPTION).exists():
+    while not _is_local_main() and not (folder / DESCRIPTION).exists():
         time.sleep(0.2)  # the first process of each machine prepares; if it fails, torchrun ends this one too
     if not (folder / DESCRIPTION).exists():
         cache.mkdir(parents=True, exist_ok=True)
@@ -74,6 +76,10 @@ def prepare(data: DataSettings, *, quiet: bool = False) -> PreparedData:
     return PreparedData(folder)
 
 
+def _is_local_main() -> bool:
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
 def _key(data: DataSettings) -> str:
     """A name that changes with everything the tokens depend on."""
     settings = [data.source, data.text_field, data.split, data.tokenizer, data.validation, data.limit]
@@ -88,12 +94,15 @@ def _key(data: DataSettings) -> str:
 def _write(data: DataSettings, folder: Path, *, quiet: bool) -> None:
     tokenizer = build_tokenizer(data.tokenizer, documents(data))
     dtype = np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32)
-    lengths: dict[str, list[int]] = {split: [] for split in SPLITS}
+    lengths = {split: array("q") for split in SPLITS}
+    tell = Teller(data.source)
     with contextlib.ExitStack() as stack:
         files = {split: stack.enter_context(open(folder / f"{split}.bin", "wb")) for split in SPLITS}
         for ids, split in _encoded(data, tokenizer):
             files[split].write(np.asarray(ids, dtype=dtype).tobytes())
             lengths[split].append(len(ids))
+            if not quiet:
+                tell(len(ids))
     if not lengths["validation"] and len(lengths["train"]) > 1:
         _move_last_document(folder, lengths, dtype)
     for split in SPLITS:
@@ -119,7 +128,21 @@ def _write(data: DataSettings, folder: Path, *, quiet: bool) -> None:
         print(f"prepared {data.source}: {counts}", flush=True)
 
 
-def _move_last_document(folder: Path, lengths: dict[str, list[int]], dtype: np.dtype[Any]) -> None:
+class Teller:
+    """Says how far the preparation is, every ten seconds."""
+
+    def __init__(self, source: str):
+        self.source, self.tokens = source, 0
+        self.began = self.told = time.monotonic()
+
+    def __call__(self, tokens: int) -> None:
+        self.tokens += tokens
+        if (now := time.monotonic()) - self.told > 10:
+            self.told = now
+            print(f"preparing {self.source}: {self.tokens:,} tokens, {self.tokens / (now - self.began):,.0f} per second", flush=True)
+
+
+def _move_last_document(folder: Path, lengths: dict[str, array[int]], dtype: np.dtype[Any]) -> None:
     """A small corpus may leave validation empty: it gets the last document."""
     count = lengths["train"].pop()
     lengths["validation"].append(count)

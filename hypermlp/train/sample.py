@@ -15,6 +15,8 @@ from transformers import AutoTokenizer, TextStreamer
 from hypermlp.models import HyperMLPForCausalLM
 from hypermlp.train import checkpoints
 
+USUAL = 200  # tokens
+
 
 def model_folder(name: str) -> Path:
     """A folder with a model in it, or a run: its final model, or else its newest complete checkpoint."""
@@ -29,15 +31,18 @@ def load(name: str) -> tuple[HyperMLPForCausalLM, Any]:
     """Model and tokenizer of a folder."""
     folder = model_folder(name)
     model = HyperMLPForCausalLM.from_pretrained(folder).eval()
-    for place in (folder, folder.parent / "final", folder.parent / "tokenizer"):
-        if (place / "tokenizer_config.json").is_file():
-            return model, AutoTokenizer.from_pretrained(place)
-    raise ValueError(f"{folder} has no tokenizer; save one there with tokenizer.save_pretrained")
+    if not (folder / "tokenizer_config.json").is_file():
+        raise ValueError(f"{folder} has no tokenizer; save one there with tokenizer.save_pretrained")
+    return model, AutoTokenizer.from_pretrained(folder)
 
 
-def write(model: Any, tokenizer: Any, prompt: str, **settings: Any) -> tuple[str, float]:
+def write(model: Any, tokenizer: Any, prompt: str, tokens: int | None, **settings: Any) -> tuple[str, float]:
     """Continue ``prompt``, printing as it goes; the text, and tokens per second."""
     inputs = tokenizer(prompt or tokenizer.bos_token, return_tensors="pt", add_special_tokens=False).to(model.device)
+    context, given = model.config.max_position_embeddings, inputs["input_ids"].shape[1]
+    if given + (tokens or 1) > context:
+        raise ValueError(f"{given} tokens of prompt and {tokens or 1} new ones; the model's context has {context}")
+    settings["max_new_tokens"] = tokens or min(USUAL, context - given)
     streamer = TextStreamer(tokenizer, skip_prompt=not prompt, skip_special_tokens=True)
     began = time.perf_counter()
     out = model.generate(**inputs, streamer=streamer, pad_token_id=tokenizer.pad_token_id, **settings)
@@ -48,19 +53,19 @@ def write(model: Any, tokenizer: Any, prompt: str, **settings: Any) -> tuple[str
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", help="a folder with a model, or a run of `hypermlp train`")
     parser.add_argument("prompt", nargs="?", help="what to go on from; - for standard input; nothing for the beginning of a document")
-    parser.add_argument("--tokens", type=int, default=200, help="how many to write (default: 200)")
+    parser.add_argument("--tokens", type=int, help=f"how many to write (default: {USUAL}, or what the context has room for)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 for the likeliest token each time (default: 0.8)")
     parser.add_argument("--top-k", type=int, default=50, help="choose among so many (default: 50)")
     parser.add_argument("--seed", type=int, default=0, help="the same seed writes the same (default: 0)")
 
 
 def main(args: argparse.Namespace) -> None:
-    if args.tokens < 1 or args.temperature < 0 or args.top_k < 1:
+    if (args.tokens is not None and args.tokens < 1) or args.temperature < 0 or args.top_k < 1:
         raise ValueError("--tokens and --top-k must be at least 1, --temperature 0 or more")
     transformers.set_seed(args.seed)
     model, tokenizer = load(args.checkpoint)
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt or ""
     drawn: dict[str, Any] = {"do_sample": True, "temperature": args.temperature, "top_k": args.top_k}
     with torch.inference_mode():
-        _, speed = write(model, tokenizer, prompt, max_new_tokens=args.tokens, **(drawn if args.temperature > 0 else {"do_sample": False}))
+        _, speed = write(model, tokenizer, prompt, args.tokens, **(drawn if args.temperature > 0 else {"do_sample": False}))
     print(f"{speed:.0f} tokens/s", file=sys.stderr)

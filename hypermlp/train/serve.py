@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-
-import transformers
+import sys
 
 from hypermlp.models import HyperMLPForCausalLM
 from hypermlp.train.sample import model_folder
@@ -19,7 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     folder = model_folder(args.checkpoint)
-    transformers.HyperMLPForCausalLM = HyperMLPForCausalLM  # where the server looks for a model's class
+    # The server looks for a model's class in transformers itself, which replaces its own module while it is imported.
+    vars(sys.modules["transformers"])["HyperMLPForCausalLM"] = HyperMLPForCausalLM
     try:
         from transformers.cli.serve import Serve
 

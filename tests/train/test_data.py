@@ -3,6 +3,8 @@
 import json
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 
@@ -53,15 +55,30 @@ def test_nothing_half_written_stays(settings, monkeypatch, tmp_path):
 
 
 def test_jsonl_and_parquet_and_text_give_the_same(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     texts = ["first\ntext", "second ünïcode", "third"]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"body": text, "id": 1}) + "\n" for text in texts))
-    parquet.write_table(pyarrow.table({"body": texts}), tmp_path / "a.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"body": texts}), tmp_path / "a.parquet")
     for name in ("a.jsonl", "a.parquet"):
         assert list(documents(DataSettings(source=str(tmp_path / name), text_field="body"))) == texts
         with pytest.raises(ValueError, match="data.text_field is 'text', but a record .* has 'body'"):
             list(documents(DataSettings(source=str(tmp_path / name))))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_dataset_gives_the_same_streamed_or_not(tmp_path, monkeypatch, streaming):
+    """As from the hub; here it lies in a folder."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    texts = [f"text {i} of several" for i in range(30)]
+    (tmp_path / "set").mkdir()
+    (tmp_path / "plain").mkdir()
+    pyarrow.parquet.write_table(pyarrow.table({"content": texts}), tmp_path / "set" / "train-0.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"content": texts}), tmp_path / "plain" / "train-0.parquet")
+    shared = {"text_field": "content", "context": 8, "validation": 0.2, "cache": str(tmp_path / "prepared")}
+    ours = prepare(DataSettings(source=f"hub:{tmp_path / 'set'}", streaming=streaming, **shared), quiet=True)
+    plain = prepare(DataSettings(source=str(tmp_path / "plain"), **shared), quiet=True)
+    for split in ("train", "validation"):
+        assert np.array_equal(ours.tokens[split], plain.tokens[split])
+        assert np.array_equal(ours.begins[split], plain.begins[split])
 
 
 def test_sources_that_are_not_there(tmp_path):

@@ -1,0 +1,85 @@
+"""``hypermlp bench lm``: how many tokens per second a recipe's model trains on, against the same model with softmax attention."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import AdamW
+from torch.utils.data import default_collate
+from transformers import set_seed
+
+from hypermlp.bench.measure import Work, interleaved_medians
+from hypermlp.models import HyperMLPForCausalLM
+from hypermlp.records import check_writable, new_record, write_record
+from hypermlp.train.data import PreparedData, Sequences, prepare
+from hypermlp.train.recipe import Recipe, load_recipe
+from hypermlp.train.schedule import optimizer_groups
+
+BATCHES = 8  # different ones, taken in turn
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--recipe", default="cpu-mini", help="whose model, data and batch (default: cpu-mini)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe")
+    parser.add_argument("--rivals", nargs="+", default=["S-p", "S"], help="softmax labels; the fastest one counts (default: S-p S)")
+    parser.add_argument("--rival-heads", type=int, nargs="+", default=[2, 4], help="their head counts (default: 2 4)")
+    parser.add_argument("--rounds", type=int, default=30, help="most timed steps of each model (default: 30)")
+    parser.add_argument("--seconds", type=float, default=90, help="stop after so many seconds (default: 90)")
+    parser.add_argument("--json", metavar="FILE", help="write a record")
+
+
+def training_step(recipe: Recipe, prepared: PreparedData) -> Callable[[], None]:
+    """One micro-batch, whole: forward, loss, backward, clipping, AdamW."""
+    set_seed(recipe.training.seed)
+    training = recipe.training
+    model = HyperMLPForCausalLM(recipe.model_config(len(prepared.tokenizer))).train()
+    first, second = training.betas
+    optimizer = AdamW(optimizer_groups(model, training), training.learning_rate, (first, second), training.eps)
+    sequences = Sequences(prepared, "train", recipe.data, count=BATCHES * training.micro_batch, seed=training.seed)
+    chunks = [range(i * training.micro_batch, (i + 1) * training.micro_batch) for i in range(BATCHES)]
+    batches = itertools.cycle([default_collate([sequences[i] for i in chunk]) for chunk in chunks])
+
+    def step() -> None:
+        model(**next(batches), use_cache=False).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), training.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def main(args: argparse.Namespace) -> None:
+    if args.json:
+        check_writable(args.json)
+    if args.rounds < 3 or not args.seconds > 0:
+        raise ValueError(f"--rounds is {args.rounds}, --seconds {args.seconds}; at least 3, and positive")
+    recipe = load_recipe(args.recipe, args.set)
+    ours = str(recipe.model.get("mixer", "G-cg-q-12o"))
+    prepared = prepare(recipe.data)
+    works: dict[str, Work] = {ours: training_step(recipe, prepared)}
+    for label, heads in itertools.product(args.rivals, args.rival_heads):
+        overrides = [f"model.mixer={json.dumps(label)}", f"model.num_heads={heads}"]
+        works[f"{label}, {heads} heads"] = training_step(load_recipe(args.recipe, args.set + overrides), prepared)
+    tokens = recipe.training.micro_batch * recipe.data.context
+    print(f"{recipe.name}: steps of {tokens:,} tokens, {torch.get_num_threads()} threads, {args.seconds:.0f} s at most", flush=True)
+    times = interleaved_medians(works, rounds=args.rounds, seconds=args.seconds)
+    rows = [{"mixer": name, "ms": 1000 * time, "tokens_per_second": tokens / time} for name, time in times.items()]
+    print(table(rows))
+    if args.json:
+        settings: dict[str, Any] = {"recipe": recipe.to_dict(), "rounds": args.rounds, "seconds": args.seconds}
+        write_record(args.json, new_record("bench-lm", settings, rows))
+        print(f"record: {args.json}")
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Markdown; the first row is ours, its throughput is compared with each rival's."""
+    lines = ["| mixer | ms per step | tokens/s | ours is |", "| --- | ---: | ---: | ---: |"]
+    for row in rows:
+        compared = "" if row is rows[0] else f"{rows[0]['tokens_per_second'] / row['tokens_per_second']:.2f}x"
+        lines.append(f"| {row['mixer']} | {row['ms']:.0f} | {row['tokens_per_second']:,.0f} | {compared} |")
+    return "\n".join(lines)

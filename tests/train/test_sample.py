@@ -1,0 +1,88 @@
+"""From a run to text: the command, the pipeline, the server."""
+
+import io
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+from transformers import pipeline
+
+import hypermlp.models  # noqa: F401 - registers with the Auto classes
+from hypermlp.cli import main
+from hypermlp.train.recipe import load_recipe
+from hypermlp.train.run import train
+
+
+@pytest.fixture(scope="module")
+def run(recipe_of_module):
+    folder = recipe_of_module.with_name("run")
+    train(load_recipe(str(recipe_of_module)), folder)
+    return folder
+
+
+@pytest.mark.parametrize("place", ["", "final", "checkpoint-6"])
+def test_sample_goes_on_from_a_prompt(run, capsys, place):
+    arguments = ["sample", str(run / place), "document 1", "--tokens", "20", "--seed", "3"]
+    assert main(arguments) == 0
+    first = capsys.readouterr()
+    assert first.out.startswith("document 1")
+    assert len(first.out) > len("document 1\n")
+    assert "tokens/s" in first.err
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == first.out
+
+
+def test_sample_from_standard_input_and_from_nothing(run, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("document"))
+    assert main(["sample", str(run), "-", "--tokens", "5", "--temperature", "0"]) == 0
+    assert capsys.readouterr().out.startswith("document")
+    assert main(["sample", str(run), "--tokens", "5"]) == 0
+    assert "<|endoftext|>" not in capsys.readouterr().out
+
+
+def test_sample_says_what_is_wrong(tmp_path, run, capsys):
+    assert main(["sample", str(tmp_path)]) == 2
+    assert "has no model; allowed: a folder of save_pretrained" in capsys.readouterr().err
+    assert main(["sample", str(run), "x", "--tokens", "0"]) == 2
+    assert main(["sample", str(run), "x", "--tokens", "1000"]) == 2
+    assert "the model's context has 32" in capsys.readouterr().err
+
+
+def test_pipeline(run):
+    write = pipeline("text-generation", model=str(run / "final"), device="cpu")
+    settings = {"max_new_tokens": 8, "do_sample": False}
+    together = write(["document 12: 0 12", "doc"], batch_size=2, **settings)
+    assert [row[0]["generated_text"] for row in together] == [
+        write(p, **settings)[0]["generated_text"] for p in ("document 12: 0 12", "doc")
+    ]
+
+
+def test_serve_answers_like_openai(run, tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    with open(tmp_path / "log", "w") as log:
+        command = [sys.executable, "-m", "hypermlp", "serve", str(run), "--port", str(port), "--device", "cpu"]
+        server = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        body = {"model": str((run / "final").resolve()), "prompt": "document 1", "max_tokens": 5, "temperature": 0}
+        request = urllib.request.Request(
+            f"http://localhost:{port}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        answer = None
+        for _ in range(120):
+            assert server.poll() is None, (tmp_path / "log").read_text()
+            try:
+                answer = json.load(urllib.request.urlopen(request, timeout=60))
+                break
+            except (ConnectionError, urllib.error.URLError):
+                time.sleep(0.5)
+        assert answer["choices"][0]["text"]
+        assert answer["usage"]["completion_tokens"] == 5
+    finally:
+        server.terminate()
+        server.wait(20)
