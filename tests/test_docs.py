@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from hypermlp.bench import lm
 from hypermlp.bench.op import Row, table
+from hypermlp.cli import main
 from hypermlp.records import read_record
 
 ROOT = Path(__file__).parents[1]
@@ -14,3 +16,16 @@ ROOT = Path(__file__).parents[1]
 def test_benchmark_tables(document, record):
     rows = [Row(**row) for row in read_record(ROOT / "docs" / "results" / record, "bench-op")["results"]]
     assert table(rows) in (ROOT / document).read_text(), f"{document} does not show docs/results/{record}; paste its table"
+
+
+@pytest.mark.parametrize("record", ["bench-lm.json", "bench-lm-stream.json"])
+def test_training_tables(record):
+    rows = read_record(ROOT / "docs" / "results" / record, "bench-lm")["results"]
+    assert lm.table(rows) in (ROOT / "docs" / "performance.md").read_text(), f"docs/performance.md does not show docs/results/{record}"
+
+
+@pytest.mark.parametrize("recipe", ["lm-340m", "lm-1.3b"])
+def test_what_the_large_runs_need(recipe, capsys):
+    assert main(["plan", recipe, "--count", "8"]) == 0
+    _, needs = capsys.readouterr().out.strip().split("\n", 1)
+    assert needs in (ROOT / "docs" / "train.md").read_text(), f"docs/train.md does not show `hypermlp plan {recipe} --count 8`"
