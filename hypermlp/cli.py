@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hypermlp import __version__
 
 
 class Command(NamedTuple):
-    module: str  # has add_arguments(parser) and main(args)
+    place: str  # a module, or a name in one, that has add_arguments(parser) and main(args)
     summary: str
     example: str
 
@@ -24,6 +24,9 @@ COMMANDS = {
     "sample": Command("hypermlp.train.sample", "text from a trained model", "hypermlp sample runs/demo 'import os' --tokens 100"),
     "serve": Command("hypermlp.train.serve", "an OpenAI-compatible server for a trained model", "hypermlp serve runs/demo --port 8000"),
     "plan": Command("hypermlp.train.plan", "what a recipe will need: memory, FLOPs, days", "hypermlp plan lm-1.3b --gpu h100 --count 8"),
+    "mad run": Command("hypermlp.mad.command:RunCommand", "the MAD benchmark for a mixer", "hypermlp mad run --mixer G-cg-q-12o"),
+    "mad compare": Command("hypermlp.mad.command:CompareCommand", "... for several", "hypermlp mad compare S-p R-cg-q G-cg-q-12o"),
+    "mad show": Command("hypermlp.mad.command:ShowCommand", "a task and an example of it", "hypermlp mad show compression"),
     "bench op": Command(
         "hypermlp.bench.op",
         "time and memory of operator and layer against PyTorch's fused softmax attention",
@@ -54,12 +57,14 @@ def main(argv: list[str] | None = None) -> int:
         print(overview(), file=sys.stdout if asked_for_help else sys.stderr)
         return 0 if asked_for_help else 2
     command = COMMANDS[name]
-    module = importlib.import_module(command.module)
+    module, _, within = command.place.partition(":")
+    place: Any = importlib.import_module(module)
+    place = getattr(place, within) if within else place
     parser = argparse.ArgumentParser(prog=f"hypermlp {name}", description=command.summary, epilog=f"example: {command.example}")
-    module.add_arguments(parser)
+    place.add_arguments(parser)
     args = parser.parse_args(words[len(name.split()) :])
     try:
-        module.main(args)
+        place.main(args)
     except (ValueError, OSError) as error:
         print(f"hypermlp {name}: {error}", file=sys.stderr)
         return 2

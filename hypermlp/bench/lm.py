@@ -78,8 +78,8 @@ def main(args: argparse.Namespace) -> None:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Markdown; the first row is ours, its throughput is compared with each rival's."""
-    lines = ["| mixer | ms per step | tokens/s | ours is |", "| --- | ---: | ---: | ---: |"]
+    lines = ["| mixer | ms per step | tokens/s | ours trains |", "| --- | ---: | ---: | ---: |"]
     for row in rows:
-        compared = "" if row is rows[0] else f"{rows[0]['tokens_per_second'] / row['tokens_per_second']:.2f}x"
+        compared = "" if row is rows[0] else f"{rows[0]['tokens_per_second'] / row['tokens_per_second']:.2f} times as fast"
         lines.append(f"| {row['mixer']} | {row['ms']:.0f} | {row['tokens_per_second']:,.0f} | {compared} |")
     return "\n".join(lines)

@@ -35,6 +35,8 @@ def sample_untrained(recipe: Recipe) -> str:
 def learn(recipe: Recipe, folder: Path) -> tuple[HyperMLPForCausalLM, Any, float]:
     """The trained model, its tokenizer and its validation loss."""
     final = train(recipe, folder)
+    if final == folder:
+        raise ValueError("the training was stopped")
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     loss = [record["eval_validation_loss"] for record in records if "eval_validation_loss" in record][-1]
     return HyperMLPForCausalLM.from_pretrained(final).eval(), AutoTokenizer.from_pretrained(final), loss

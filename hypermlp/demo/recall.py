@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hypermlp import mad
 from hypermlp.mad.backbones import LanguageBackbone
 
-BATCH, BATCHES, LEARNING_RATE, SOLVED, MOST_STEPS, EVALUATE_EVERY = 32, 100, 1e-3, 0.99, 500, 10
+BATCH, LEARNING_RATE, SOLVED, MOST_STEPS, EVALUATE_EVERY = 32, 1e-3, 0.99, 500, 10
 
 
 @dataclass
@@ -58,11 +58,11 @@ def racers(seed: int) -> list[Racer]:
 
 def race(field: list[Racer], seed: int, most_steps: int = MOST_STEPS) -> Iterator[None]:
     """Train in turns, the same batches for all, until each but the last can do it, or ``most_steps``; yields after every step."""
-    settings: dict[str, Any] = {"num_train": BATCH * BATCHES, "num_test": 2 * BATCH, "seed": seed}
+    settings: dict[str, Any] = {"num_train": BATCH * most_steps, "num_test": 2 * BATCH, "seed": seed, "sampler": "fast"}
     inputs, targets = (torch.from_numpy(x) for x in mad.generate("in-context-recall", **settings))
     test = [torch.from_numpy(x) for x in mad.generate("in-context-recall", split="test", **settings)]
     for step in range(most_steps):
-        batch = torch.arange(BATCH) + step % BATCHES * BATCH
+        batch = slice(step * BATCH, (step + 1) * BATCH)
         for racer in field:
             if racer.solved:
                 continue

@@ -56,6 +56,7 @@ def show_recall(console: Console) -> list[Check]:
             live.update(standings(field))
             if not console.is_terminal and field[-1].step % (5 * EVALUATE_EVERY) == 0:
                 live.console.print("  ".join(f"{racer.name} {racer.accuracy:.0%}" for racer in field), f"  step {field[-1].step}")
+    console.print()
     glu, rope, plain = field
     reached = f"{rope.step} steps" if rope.solved else f"{rope.accuracy:.0%} after {rope.step} steps"
     return [

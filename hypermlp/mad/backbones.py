@@ -1,11 +1,12 @@
-"""The benchmark's language-model backbone around any mixer.
+"""The benchmark's two backbones around any mixer.
 
 Shapes: B batch, T positions, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from hypermlp.layers import build_mixer
 from hypermlp.layers.mlp import SwigluMlp
 
-NORM_EPS = 1e-5
+NORM_EPS, DEPTH = 1e-5, 2
 
 
 def swiglu_width(width: int) -> int:
@@ -34,16 +35,38 @@ class Residual(nn.Module):
         return out
 
 
+MakeMixer = Callable[..., nn.Module]  # make(hidden_size=..., max_length=...): [B, T, D] -> [B, T, D], causal
+
+
+def make_any(mixer: str | MakeMixer, width: int, max_length: int) -> nn.Module:
+    """A label or registered name, or whatever a user's function makes, checked for its shape."""
+    if isinstance(mixer, str):
+        return build_mixer(mixer, hidden_size=width, max_length=max_length)
+    made = mixer(hidden_size=width, max_length=max_length)
+    tokens = min(4, max_length)
+    with torch.no_grad():
+        out = made(torch.zeros(2, tokens, width))
+    if not isinstance(out, Tensor) or out.shape != (2, tokens, width):
+        got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise ValueError(f"the mixer gave {got} for an input [2, {tokens}, {width}]; it must give a tensor of the same shape")
+    return made
+
+
+def mixing_layers(mixer: str | MakeMixer, width: int, max_length: int) -> nn.Sequential:
+    """Mixer, SwiGLU, mixer, SwiGLU."""
+    parts: list[nn.Module] = []
+    for _ in range(DEPTH):
+        parts += [make_any(mixer, width, max_length), SwigluMlp(width, swiglu_width(width))]
+    return nn.Sequential(*(Residual(width, part) for part in parts))
+
+
 class LanguageBackbone(nn.Module):
     """Embedding, (mixer, SwiGLU) twice, norm, head; positions come from the mixers alone. ``[B, T] -> [B, T, V]``."""
 
-    def __init__(self, mixer: str, *, vocab_size: int, max_length: int, width: int = 128, depth: int = 2, **settings: Any):
+    def __init__(self, mixer: str | MakeMixer, *, vocab_size: int, max_length: int, width: int = 128):
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, width)
-        parts: list[nn.Module] = []
-        for _ in range(depth):
-            parts += [build_mixer(mixer, hidden_size=width, max_length=max_length, **settings), SwigluMlp(width, swiglu_width(width))]
-        self.layers = nn.Sequential(*(Residual(width, part) for part in parts))
+        self.layers = mixing_layers(mixer, width, max_length)
         self.norm = nn.RMSNorm(width, eps=NORM_EPS)
         self.head = nn.Linear(width, vocab_size)
         self.reset_parameters()
@@ -61,3 +84,47 @@ class LanguageBackbone(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         out: Tensor = self.head(self.norm(self.layers(self.embedding(tokens))))
         return out
+
+
+class Autoencoder(nn.Module):
+    """Compression: all that is left of the sequence is its last position, and from it every token is rebuilt. ``[B, T] -> [B, T, V]``."""
+
+    positions: Tensor
+
+    def __init__(self, mixer: str | MakeMixer, *, vocab_size: int, max_length: int, width: int = 128):
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, width)
+        self.layers = mixing_layers(mixer, width, max_length)
+        self.register_buffer("positions", sinusoids(max_length, width), persistent=False)
+        hidden = [part for _ in range(2) for part in (nn.RMSNorm(width, eps=NORM_EPS), nn.Linear(width, width), nn.GELU())]
+        self.decoder = nn.Sequential(*hidden, nn.RMSNorm(width, eps=NORM_EPS), nn.Linear(width, vocab_size))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Every matrix and the embeddings N(0, 0.02), biases zero."""
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        code = self.layers(self.embedding(tokens))[:, -1:]
+        out: Tensor = self.decoder(code + self.positions[: tokens.shape[1]])
+        return out
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """``[T, D]``: half sines, half cosines, frequencies from 1 down to 1/10000."""
+    half = width // 2
+    frequency = torch.exp(-math.log(10_000) * torch.arange(half) / (half - 1))
+    angle = torch.arange(length)[:, None] * frequency
+    return torch.cat([angle.sin(), angle.cos()], dim=1)
+
+
+def build_backbone(task: str, mixer: str | MakeMixer, *, vocab_size: int, max_length: int, width: int = 128) -> nn.Module:
+    """The one that a task is run with."""
+    kind = Autoencoder if task == "compression" else LanguageBackbone
+    return kind(mixer, vocab_size=vocab_size, max_length=max_length, width=width)

@@ -18,6 +18,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import slice_logits_to_keep
+from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -27,6 +28,8 @@ from hypermlp.layers.mlp import GeluMlp, SwigluMlp
 from hypermlp.models.cache import layer_state
 from hypermlp.models.configuration_hypermlp import HyperMLPConfig
 from hypermlp.models.visibility import own_positions, starts_of_batch
+
+logger = logging.get_logger(__name__)
 
 
 def _norm(config: HyperMLPConfig) -> nn.Module:
@@ -184,3 +187,12 @@ class HyperMLPForCausalLM(HyperMLPPreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states
         )
+
+    def _prepare_generated_length(self, *args: Any, **kwargs: Any) -> Any:
+        """As ever, but no further than the context: learned slots end there."""
+        prepared = super()._prepare_generated_length(*args, **kwargs)  # type: ignore[misc]
+        context = self.config.max_position_embeddings
+        if prepared.max_length > context:
+            logger.warning_once(f"asked for up to {prepared.max_length} tokens; generation ends at the context of {context}")
+            prepared.max_length = context
+        return prepared

@@ -40,11 +40,14 @@ def problem(folder: Path) -> str | None:
     """Why this is no complete checkpoint; None if it is one."""
     if not (folder / SEAL).is_file():
         return "it has no seal"
-    for name, digest in json.loads((folder / SEAL).read_text())["sha256"].items():
-        if not (folder / name).is_file():
-            return f"{name} is missing"
-        if file_digest(folder / name) != digest:
-            return f"the checksum of {name} differs"
+    try:
+        for name, digest in json.loads((folder / SEAL).read_text())["sha256"].items():
+            if not (folder / name).is_file():
+                return f"{name} is missing"
+            if file_digest(folder / name) != digest:
+                return f"the checksum of {name} differs"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"it cannot be read ({error})"
     return None
 
 
@@ -55,16 +58,20 @@ def step_of(folder: Path) -> int:
 
 def checkpoints(run: Path) -> list[Path]:
     """Folders that are called checkpoints, newest first."""
-    return sorted((path for path in run.glob("checkpoint-*") if step_of(path) >= 0), key=step_of, reverse=True)
+    found = (path for path in run.glob("checkpoint-*") if step_of(path) >= 0 and path.is_dir() and not path.is_symlink())
+    return sorted(found, key=step_of, reverse=True)
 
 
-def newest_complete(run: Path) -> Path | None:
-    """The newest one that is whole; says which ones it passes over."""
+def newest_complete(run: Path, *, put_away: bool = False) -> Path | None:
+    """The newest one that is whole; says which ones it passes over, and may rename them so that nobody counts them again."""
     for folder in checkpoints(run):
         reason = problem(folder)
         if reason is None:
             return folder
         print(f"passing over {folder}: {reason}", flush=True)
+        if put_away:
+            shutil.rmtree(run / f"damaged-{folder.name}", ignore_errors=True)
+            folder.rename(run / f"damaged-{folder.name}")
     return None
 
 

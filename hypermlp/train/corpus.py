@@ -17,7 +17,8 @@ RECORDS = (".jsonl", ".parquet")
 def documents(data: DataSettings) -> Iterator[str]:
     """The texts, none empty, until ``data.limit`` characters are reached; the last one is cut there."""
     left = data.limit
-    for text in _read(data):
+    for read in _read(data):
+        text = read.encode("utf-8", "replace").decode("utf-8")  # JSON may hold halves of characters
         if not text.strip():
             continue
         if left is None:
@@ -60,21 +61,34 @@ def source_files(source: str) -> list[Path]:
 
 def _read_file(path: Path, data: DataSettings) -> Iterator[str]:
     if path.suffix == ".jsonl":
-        with open(path, encoding="utf-8") as lines:
+        with open(path, encoding="utf-8-sig", errors="replace") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield _text(json.loads(line), data, f"{path}:{number}")
+                    yield _text(_parsed(line, f"{path}:{number}"), data, f"{path}:{number}")
     elif path.suffix == ".parquet":
         import pyarrow.parquet
 
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(columns=None):
+        try:
+            batches = pyarrow.parquet.ParquetFile(path).iter_batches()
+        except (pyarrow.ArrowException, OSError) as error:
+            raise ValueError(f"{path} is not Parquet: {error}") from error
+        for batch in batches:
             for record in batch.to_pylist():
                 yield _text(record, data, str(path))
     else:
         yield path.read_text(encoding="utf-8", errors="replace")
 
 
-def _text(record: dict[str, Any], data: DataSettings, where: str = "") -> str:
+def _parsed(line: str, where: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where} is not JSON: {error}") from error
+
+
+def _text(record: Any, data: DataSettings, where: str = "") -> str:
+    if not isinstance(record, dict):
+        raise ValueError(f"{where or data.source} has {type(record).__name__} for a record; it must be an object with fields")
     text = record.get(data.text_field)
     if not isinstance(text, str):
         fields = ", ".join(map(repr, record))

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import tempfile
 import time
 from array import array
@@ -44,7 +45,12 @@ class PreparedData:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.description: dict[str, Any] = json.loads((folder / DESCRIPTION).read_text())
+        try:
+            self.description: dict[str, Any] = json.loads((folder / DESCRIPTION).read_text())
+            checksums = self.description["sha256"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{folder / DESCRIPTION} is damaged; remove {folder} and prepare again") from error
+        self.digest = hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest()
         mine = self.description["sha256"].items() if _is_local_main() else ()  # one process of a machine checks for all
         for name, digest in mine:
             if _digest(folder / name) != digest:
@@ -63,7 +69,10 @@ def prepare(data: DataSettings, *, quiet: bool = False) -> PreparedData:
         time.sleep(0.2)  # the first process of each machine prepares; if it fails, torchrun ends this one too
     if not (folder / DESCRIPTION).exists():
         cache.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(dir=cache, suffix=".part"))
+        _remove_leftovers(cache)
+        if folder.exists():  # without its description it is nothing
+            shutil.rmtree(folder)
+        aside = Path(tempfile.mkdtemp(dir=cache, prefix=f"{socket.gethostname()}-{os.getpid()}-", suffix=".part"))
         try:
             _write(data, aside, quiet=quiet)
             try:
@@ -76,6 +85,24 @@ def prepare(data: DataSettings, *, quiet: bool = False) -> PreparedData:
     return PreparedData(folder)
 
 
+def _remove_leftovers(cache: Path) -> None:
+    """Of processes of this machine that were killed while they prepared."""
+    for path in cache.glob(f"{socket.gethostname()}-*.part"):
+        pid = path.name.removeprefix(socket.gethostname() + "-").split("-")[0]
+        if pid.isdigit() and int(pid) != os.getpid() and not _alive(int(pid)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
 def _is_local_main() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
@@ -84,9 +111,11 @@ def _key(data: DataSettings) -> str:
     """A name that changes with everything the tokens depend on."""
     settings = [data.source, data.text_field, data.split, data.tokenizer, data.validation, data.limit]
     key = hashlib.sha256(json.dumps(settings).encode())
-    if not data.source.startswith("hub:"):
-        for path in stdlib_files() if data.source == "stdlib" else source_files(data.source):
-            key.update(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}\n".encode())
+    files = [] if data.source.startswith("hub:") else stdlib_files() if data.source == "stdlib" else source_files(data.source)
+    if Path(data.tokenizer).is_dir():
+        files += sorted(path for path in Path(data.tokenizer).iterdir() if path.is_file())
+    for path in files:
+        key.update(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}\n".encode())
     name = data.source.replace("/", "-").replace(":", "-").strip("-.")[-40:]
     return f"{name}-{key.hexdigest()[:16]}"
 

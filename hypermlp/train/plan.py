@@ -114,7 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="a YAML file, or the name of one in recipes/")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe")
     parser.add_argument("--gpu", default="h100", choices=sorted(GPUS), help="default: h100")
-    parser.add_argument("--count", type=int, default=8, help="how many (default: 8)")
+    parser.add_argument("--count", type=int, default=1, help="how many (default: 1)")
     parser.add_argument("--utilisation", type=float, default=0.3, help="share of the GPU's peak that is reached (default: 0.3, a guess)")
     parser.add_argument("--vocab", type=int, default=257, help="the tokenizer's size, where the recipe gives no model.vocab_size")
 
@@ -129,6 +129,8 @@ def main(args: argparse.Namespace) -> None:
 
 
 def duration(seconds: float) -> str:
+    if seconds < 3600:
+        return f"{seconds / 60:.2g} minutes"
     return f"{seconds / 3600:.1f} hours" if seconds < 2 * 86400 else f"{seconds / 86400:.1f} days"
 
 
@@ -136,12 +138,16 @@ def table(found: Needs, recipe: Recipe, args: argparse.Namespace) -> str:
     """Markdown."""
     more = found.parameters / found.softmax_parameters - 1
     sharded = f", {args.count} processes share it" if recipe.training.sharding else ", on every process"
+    sequences = f"{found.accumulation} x {recipe.training.micro_batch}"
     rows = [
-        ("parameters", f"{found.parameters:,} ({more:+.1%} against softmax attention)"),
-        ("weights, gradients, optimizer", f"{found.state_bytes / GIB:.1f} GiB per GPU{sharded}"),
-        ("activations", f"{found.activation_bytes / GIB:.1f} GiB for a micro-batch of {recipe.training.micro_batch}"),
-        ("training FLOPs per token", f"{found.flops_per_token / 1e9:.2f} G"),
-        ("tokens", f"{found.tokens / 1e9:.1f} B in {found.steps:,} steps, {found.accumulation} micro-batches each"),
+        ("parameters", f"{found.parameters:,} ({more:+.2%} against softmax attention)"),
+        ("weights, gradients, optimizer", f"{found.state_bytes / GIB:.2g} GiB per GPU{sharded}"),
+        ("activations", f"{found.activation_bytes / GIB:.2g} GiB for a micro-batch of {recipe.training.micro_batch}"),
+        ("training FLOPs per token", f"{found.flops_per_token / 1e9:.3g} G"),
+        (
+            "tokens",
+            f"{found.tokens / 1e9:.3g} B in {found.steps:,} steps of {sequences} sequences on each GPU",
+        ),
         ("time", f"{duration(found.seconds)} at {args.utilisation:.0%} of {GPUS[args.gpu] / 1e12:,.0f} TFLOP/s"),
     ]
     return "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows)])

@@ -52,12 +52,12 @@ class Progress(TrainerCallback):
                 record = json.loads(line)
             except json.JSONDecodeError:  # half a line of a process that was killed
                 continue
-            if record["step"] <= step:
+            if isinstance(record, dict) and record.get("step", step + 1) <= step:
                 records.append(record)
         return records
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        if not state.is_world_process_zero or not logs:
+        if not state.is_world_process_zero or not logs or "train_runtime" in logs:  # Trainer's summary, of this process's part only
             return
         seconds, done = time.monotonic() - self.began, state.global_step - self.first_step
         speed = done * self.recipe.training.batch_tokens / seconds if done else 0.0
@@ -70,23 +70,27 @@ class Progress(TrainerCallback):
 
 
 class StopOnSignal(TrainerCallback):
-    """SIGTERM: finish the step, save, stop. If one process gets it, all stop, at the same step."""
+    """SIGTERM or Ctrl-C: finish the step, save, stop; a second Ctrl-C stops at once. If one process gets it, all stop at one step."""
 
     def __init__(self) -> None:
         self.asked = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.before = signal.signal(signal.SIGTERM, self._ask)
+        self.before = {number: signal.signal(number, self._ask) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        signal.signal(signal.SIGTERM, self.before)
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
 
-    def _ask(self, *_args: Any) -> None:
+    def _ask(self, number: int, _frame: Any) -> None:
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
         self.asked = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._anyone_asked(args):
-            print(f"stopping at step {state.global_step}, as asked by SIGTERM", file=sys.stderr, flush=True)
+            if state.is_world_process_zero:
+                print(f"asked to stop: saving step {state.global_step} of {state.max_steps}; --resume goes on", file=sys.stderr, flush=True)
             control.should_save = control.should_training_stop = True
 
     def _anyone_asked(self, args: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from dataclasses import dataclass, field
@@ -111,15 +112,16 @@ class TrainingSettings:
         for name in ("steps", "batch_tokens", "micro_batch", "eval_every", "eval_sequences", "save_every", "keep", "log_every"):
             require(f"training.{name}", getattr(self, name), getattr(self, name) > 0, "positive")
         for name in ("learning_rate", "eps", "clip"):
-            require(f"training.{name}", getattr(self, name), getattr(self, name) > 0, "positive")
+            require(f"training.{name}", getattr(self, name), 0 < getattr(self, name) < math.inf, "positive and finite")
         for name in ("min_learning_rate", "weight_decay", "warmup_steps"):
             require(f"training.{name}", getattr(self, name), getattr(self, name) >= 0, "zero or more")
         require("training.decayed", self.decayed, self.decayed in ("matrices", "all"), "'matrices' or 'all'")
-        require("training.betas", self.betas, len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "two numbers below 1")
+        fine = len(self.betas) == 2 and all(isinstance(b, (int, float)) and 0 <= b < 1 for b in self.betas)
+        require("training.betas", self.betas, fine, "two numbers, 0 or more and below 1")
         require("training.precision", self.precision, self.precision in ("float32", "bfloat16"), "'float32' or 'bfloat16'")
         require("training.explosion", self.explosion, self.explosion > 1, "more than 1")
-        ends = self.decay_steps or self.steps
-        require("training.decay_steps", self.decay_steps, ends >= self.warmup_steps, f"at least warmup_steps = {self.warmup_steps}")
+        name, end = ("steps", self.steps) if self.decay_steps is None else ("decay_steps", self.decay_steps)
+        require(f"training.{name}", end, end >= max(1, self.warmup_steps), f"at least 1 and training.warmup_steps = {self.warmup_steps}")
 
 
 @dataclass(kw_only=True)
@@ -155,7 +157,10 @@ class Recipe:
 
     def model_config(self, vocab_size: int, **special_tokens: Any) -> HyperMLPConfig:
         defaults = {"vocab_size": vocab_size, "max_position_embeddings": self.data.context, **special_tokens}
-        config = HyperMLPConfig(**(defaults | self.model))
+        try:
+            config = HyperMLPConfig(**(defaults | {key: value for key, value in self.model.items() if value is not None}))
+        except Exception as error:  # transformers has errors of its own for wrong types
+            raise ValueError(f"model: {error}") from error
         require("model.vocab_size", config.vocab_size, config.vocab_size >= vocab_size, f"at least the tokenizer's {vocab_size}")
         longest = config.max_position_embeddings
         require("model.max_position_embeddings", longest, longest >= self.data.context, f"at least data.context = {self.data.context}")
@@ -189,8 +194,14 @@ def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
         key, equals, value = override.partition("=")
         section, dot, inner = key.partition(".")
         require("--set", override, bool(equals and (dot or section == "name")), "section.key=value, for example training.steps=100")
-        target = content if not dot else content.setdefault(section, {})
-        target[inner or section] = yaml.safe_load(value)
+        if dot and not isinstance(content.get(section), dict):
+            require(f"recipe section {section}", content.get(section), content.get(section) is None, "a mapping")
+            content[section] = {}
+        target = content[section] if dot else content
+        try:
+            target[inner or section] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ValueError(f"--set {override}: the value is not YAML: {error}") from error
     return build(Recipe, content, "")
 
 
@@ -199,7 +210,7 @@ def build(cls: type, content: dict[str, Any], where: str) -> Any:
     hints = typing.get_type_hints(cls)
     required = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
     for key in content:
-        require("recipe key", where + key, key in hints, f"one of {', '.join(where + name for name in hints)}")
+        require("recipe key", f"{where}{key}", key in hints, f"one of {', '.join(where + name for name in hints)}")
     for name in required:
         require("recipe key " + where + name, "missing", name in content, "given")
     return cls(**{key: _value(value, hints[key], where + key) for key, value in content.items()})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 
@@ -12,15 +11,12 @@ import transformers
 from hypermlp.models import HyperMLPForCausalLM
 from hypermlp.train import checkpoints
 from hypermlp.train.data import PreparedData, Sequences, prepare
+from hypermlp.train.folder import RunFolder
 from hypermlp.train.progress import Progress, StopOnSignal
 from hypermlp.train.recipe import Recipe, load_recipe
 from hypermlp.train.trainer import BadLossError, LMTrainer, training_arguments
 
 FINAL = "final"
-FREE_ON_RESUME = {
-    "steps", "eval_every", "eval_sequences", "save_every", "keep", "log_every", "report_to", "explosion", "micro_batch", "sharding",
-    "cache",
-}  # fmt: skip
 
 
 def build_model(recipe: Recipe, prepared: PreparedData, init_from: str | None) -> HyperMLPForCausalLM:
@@ -31,7 +27,12 @@ def build_model(recipe: Recipe, prepared: PreparedData, init_from: str | None) -
     config = recipe.model_config(len(tokenizer), **special)
     if init_from is None:
         return HyperMLPForCausalLM(config)
-    return HyperMLPForCausalLM.from_pretrained(init_from, config=config)
+    if not (Path(init_from) / "config.json").is_file():
+        raise ValueError(f"--init-from is {init_from}, which has no model; allowed: a folder of save_pretrained, such as runs/NAME/final")
+    try:
+        return HyperMLPForCausalLM.from_pretrained(init_from, config=config)
+    except RuntimeError as error:
+        raise ValueError(f"the weights in {init_from} do not fit the recipe's model: {error}") from error
 
 
 def build_trainer(recipe: Recipe, folder: Path, prepared: PreparedData, model: HyperMLPForCausalLM) -> LMTrainer:
@@ -55,43 +56,42 @@ def build_trainer(recipe: Recipe, folder: Path, prepared: PreparedData, model: H
 
 def train(recipe: Recipe, folder: Path, *, resume: bool = False, init_from: str | None = None) -> Path:
     """Train and save; returns the folder of the final model."""
-    found = checkpoints.newest_complete(folder)
-    if not resume and found is not None:
-        raise ValueError(f"{folder} has checkpoints already; pass --resume to go on from {found.name}, or another --out")
-    recipe.accumulation(int(os.environ.get("WORLD_SIZE", "1")))  # says what is wrong before the data is prepared
-    _keep_recipe(recipe, folder, resume=found is not None)
+    recipe.accumulation(int(os.environ.get("WORLD_SIZE", "1")))  # says what is wrong before anything is done
+    run = RunFolder(folder)
+    if _is_main():
+        run.lock()
+    try:
+        return _train(recipe, run, resume=resume, init_from=init_from)
+    finally:
+        run.unlock()
+
+
+def _train(recipe: Recipe, run: RunFolder, *, resume: bool, init_from: str | None) -> Path:
+    found = checkpoints.newest_complete(run.path, put_away=resume and _is_main())
+    if found is not None and not resume:
+        raise ValueError(f"{run.path} has checkpoints already; pass --resume to go on from {found.name}, or another --out")
+    if found is not None:
+        run.check_recipe(recipe)
+    final, done = run.path / FINAL, 0 if found is None else checkpoints.step_of(found)
+    if done >= recipe.training.steps and checkpoints.problem(final) is None:
+        print(f"{run.path} has {done} steps already, training.steps is {recipe.training.steps}: nothing to do", flush=True)
+        return final
     transformers.logging.disable_progress_bar()  # a bar for every checkpoint otherwise
     prepared = prepare(recipe.data)
-    model = build_model(recipe, prepared, init_from)
-    trainer = build_trainer(recipe, folder, prepared, model)
+    if found is not None:
+        run.check_data(prepared.digest)
+    elif resume:
+        init_from = init_from or run.begun().get("init_from")  # a run that was stopped before its first checkpoint
+    if _is_main():
+        run.keep(recipe, prepared.digest, init_from)
+    model = build_model(recipe, prepared, init_from if found is None else None)
+    trainer = build_trainer(recipe, run.path, prepared, model)
     for callback in (transformers.PrinterCallback, transformers.ProgressCallback):
         trainer.remove_callback(callback)
     trainer.train(resume_from_checkpoint=str(found) if found is not None else None)
     if trainer.state.global_step < recipe.training.steps:
-        return folder  # stopped by a signal: the checkpoint is there
-    return _save_final(trainer, folder)
-
-
-def _keep_recipe(recipe: Recipe, folder: Path, *, resume: bool) -> None:
-    """The effective recipe lies beside the checkpoints; a run goes on with its own one, except for how long and how often."""
-    path, content = folder / "recipe.json", recipe.to_dict()
-    if resume and path.exists():
-        before = json.loads(path.read_text())
-        for section in ("model", "data", "training"):
-            for key in sorted(set(before[section]) | set(content[section])):
-                old, new = before[section].get(key), content[section].get(key)
-                if old != new and key not in FREE_ON_RESUME:
-                    raise ValueError(
-                        f"{section}.{key} is {new!r}, but the run in {folder} has {old!r}; resume it as it is, or use --init-from"
-                    )
-        if before["training"]["steps"] != recipe.training.steps and recipe.training.decay_steps is None and _is_main():
-            print(f"the cosine ends at step {recipe.training.steps} now, not {before['training']['steps']}: the learning rate jumps")
-    if _is_main():
-        folder.mkdir(parents=True, exist_ok=True)
-        checkpoints.remove_unfinished(folder)
-        aside = path.with_suffix(".part")
-        aside.write_text(json.dumps(content, indent=2) + "\n")
-        aside.replace(path)
+        return run.path  # stopped by a signal: the checkpoint is there
+    return _save_final(trainer, run.path)
 
 
 def _is_main() -> bool:
@@ -113,13 +113,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key, such as training.steps=100")
     parser.add_argument("--out", metavar="FOLDER", help="where the run lives (default: runs/NAME)")
     parser.add_argument("--resume", action="store_true", help="go on from the newest complete checkpoint, if there is one")
-    parser.add_argument("--init-from", metavar="FOLDER", help="begin a new run with the weights of a saved model")
+    parser.add_argument("--init-from", metavar="FOLDER", help="begin with the weights of a saved model, where --resume has no checkpoint")
 
 
 def main(args: argparse.Namespace) -> None:
     recipe = load_recipe(args.recipe, args.set)
-    if args.resume and args.init_from:
-        raise ValueError("--resume goes on with a run, --init-from begins a new one with its weights; give one of them")
     folder = Path(args.out) if args.out else Path("runs") / recipe.name
     try:
         final = train(recipe, folder, resume=args.resume, init_from=args.init_from)

@@ -21,6 +21,8 @@ USUAL = 200  # tokens
 def model_folder(name: str) -> Path:
     """A folder with a model in it, or a run: its final model, or else its newest complete checkpoint."""
     folder = Path(name)
+    if not folder.is_dir():
+        raise ValueError(f"{name} is no folder; allowed: a folder of save_pretrained, a checkpoint, or a run of `hypermlp train`")
     for candidate in (folder, folder / "final", checkpoints.newest_complete(folder) if folder.is_dir() else None):
         if candidate is not None and (candidate / "config.json").is_file():
             return candidate
@@ -63,6 +65,7 @@ def main(args: argparse.Namespace) -> None:
     if (args.tokens is not None and args.tokens < 1) or args.temperature < 0 or args.top_k < 1:
         raise ValueError("--tokens and --top-k must be at least 1, --temperature 0 or more")
     transformers.set_seed(args.seed)
+    transformers.logging.disable_progress_bar()
     model, tokenizer = load(args.checkpoint)
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt or ""
     drawn: dict[str, Any] = {"do_sample": True, "temperature": args.temperature, "top_k": args.top_k}

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -47,8 +48,10 @@ def local_size(model: nn.Module) -> int:
 
 
 def whole_weights(model: nn.Module) -> dict[str, Any]:
-    """The full state, on the main process; every process must call."""
-    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    """Every parameter once, tied or not, on the main process; every process must call."""
+    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    own = {name for name, _ in model.named_parameters()}
+    return {name: tensor for name, tensor in whole.items() if name in own}
 
 
 def save_optimizer(optimizer: AdamW, model: nn.Module, folder: Path) -> None:
@@ -83,4 +86,7 @@ def _alone() -> bool:
 def _quietly() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # it says so even when told
-        yield
+        try:
+            yield
+        except CheckpointException as error:  # derives from BaseException
+            raise OSError(str(error)) from error

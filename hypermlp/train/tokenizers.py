@@ -98,4 +98,7 @@ def _parts(ranks: dict[bytes, int], token: bytes, rank: int) -> tuple[bytes, byt
 
 
 def save_tokenizer(tokenizer: Any, folder: str | Path) -> None:
-    tokenizer.save_pretrained(str(folder))
+    try:
+        tokenizer.save_pretrained(str(folder))
+    except Exception as error:  # the library behind it raises nothing more precise
+        raise OSError(f"the tokenizer could not be written to {folder}: {error}") from error

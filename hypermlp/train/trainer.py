@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import statistics
 from collections import deque
@@ -23,7 +24,7 @@ from hypermlp.train.recipe import Recipe
 from hypermlp.train.schedule import learning_rate_factor, optimizer_groups
 
 RECENT = 50  # micro-batches that a loss is compared with
-OPTIMIZER, SCHEDULER = "optimizer", "scheduler.pt"
+OPTIMIZER, SCHEDULER, RECENT_LOSSES = "optimizer", "scheduler.pt", "recent-losses.json"
 
 
 class BadLossError(RuntimeError):
@@ -107,10 +108,19 @@ class LMTrainer(Trainer):
             path.write_text(json.dumps({"step": self.state.global_step, "loss": value, "usual": usual, "batch": batch}))
             raise BadLossError(
                 f"the loss is {value} at step {self.state.global_step} (before: {usual}); the batch is in {path}. "
-                "Resume with a lower training.learning_rate, or look at that batch."
+                "Look at that batch, or begin with --init-from CHECKPOINT and a lower training.learning_rate."
             )
         self.recent.append(value)
         return loss
+
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        norm = super()._clip_grad_norm(model)
+        if not math.isfinite(float(norm)):
+            raise BadLossError(
+                f"the gradient is {float(norm)} at step {self.state.global_step}, though the loss is a number; nothing was updated. "
+                "Begin with --init-from CHECKPOINT and a lower training.learning_rate."
+            )
+        return norm
 
     @torch.no_grad()
     def evaluate(self, *_args: Any, **_kwargs: Any) -> dict[str, float]:
@@ -146,10 +156,17 @@ class LMTrainer(Trainer):
             if self.processing_class is not None:
                 self.processing_class.save_pretrained(output_dir)
 
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """None for tied weights, which are saved once."""
+        tied = set(self.model.all_tied_weights_keys)
+        load_result.missing_keys[:] = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(load_result)
+
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         sharding.save_optimizer(self._adamw(), self.model, Path(output_dir, OPTIMIZER))
         if self.args.should_save:
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir, SCHEDULER))
+            Path(output_dir, RECENT_LOSSES).write_text(json.dumps(list(self.recent)))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
@@ -157,6 +174,7 @@ class LMTrainer(Trainer):
             self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint, SCHEDULER), weights_only=True))
             for group, rate in zip(self._adamw().param_groups, self.lr_scheduler.get_last_lr(), strict=True):
                 group["lr"] = rate  # the scheduler sets it with its next step only
+            self.recent.extend(json.loads(Path(checkpoint, RECENT_LOSSES).read_text()))
 
     def _adamw(self) -> AdamW:
         return getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate wraps it

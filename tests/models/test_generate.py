@@ -66,3 +66,12 @@ def test_a_cache_goes_on_in_a_second_call(ids):
     first = model.generate(ids, max_new_tokens=4, do_sample=False, return_dict_in_generate=True)
     second = model.generate(first.sequences, past_key_values=first.past_key_values, max_new_tokens=NEW - 4, do_sample=False)
     assert torch.equal(second, generate(model, ids))
+
+
+def test_generation_ends_at_the_context(ids):
+    model = build("G-cg-q-12o")
+    context = model.config.max_position_embeddings
+    out = model.generate(ids, max_new_tokens=10 * context, do_sample=False, pad_token_id=0)
+    assert out.shape[1] == context
+    with pytest.raises(ValueError, match="max_length"):
+        model.generate(ids.repeat(1, 10)[:, : context + 1], max_new_tokens=5, pad_token_id=0)

@@ -23,7 +23,11 @@ def test_values_and_overrides(recipe_file):
         ("training.steps=true", "training.steps is True; it must be int"),
         ("training.steps=0", "training.steps is 0; it must be positive"),
         ("training.batch_tokens=100", "a multiple of data.context = 32"),
-        ("training.decay_steps=1", "at least warmup_steps = 2"),
+        ("training.decay_steps=1", "training.decay_steps is 1; it must be at least 1 and training.warmup_steps = 2"),
+        ("training.steps=1", "training.steps is 1; it must be at least 1 and training.warmup_steps = 2"),
+        ("training.betas=[a, b]", "two numbers"),
+        ("training.learning_rate=.inf", "positive and finite"),
+        ("model.mixer=[S-p,", "the value is not YAML"),
         ("data.packing=tight", "'documents' or 'stream'"),
         ("data.streaming=true", "unless the source is hub:NAME"),
         ("model.depth=3", "'depth'; it must be a field of HyperMLPConfig"),
@@ -50,3 +54,9 @@ def test_missing_keys(tmp_path):
     (tmp_path / "r.yaml").write_text("name: x\nmodel: {}\ndata: {}\ntraining: {steps: 3}\n")
     with pytest.raises(ValueError, match="training.batch_tokens is 'missing'; it must be given"):
         load_recipe(str(tmp_path / "r.yaml"))
+
+
+@pytest.mark.parametrize("override", ['model.hidden_size="32"', "model.mixer=5", "model.mixer=Q"])
+def test_a_model_that_cannot_be_is_a_plain_error(recipe_file, override):
+    with pytest.raises(ValueError, match="model"):
+        load_recipe(str(recipe_file), [override]).model_config(257)

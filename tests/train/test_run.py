@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import resource
+import shutil
 import signal
 import time
 
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 from hypermlp.cli import main
 from hypermlp.models import HyperMLPForCausalLM
 from hypermlp.train import checkpoints
+from hypermlp.train.folder import RunFolder
 from hypermlp.train.recipe import load_recipe
 from hypermlp.train.run import build_model, build_trainer, train
 from hypermlp.train.trainer import BadLossError
@@ -92,7 +94,65 @@ def test_init_from_takes_the_weights_and_nothing_else(recipe_file, tmp_path):
     first, second = losses(tmp_path / "first"), losses(tmp_path / "second")
     assert second[0][0] == 1  # counts from the beginning
     assert second[0][1] < first[0][1] - 0.2
-    assert main(["train", str(recipe_file), "--resume", "--init-from", str(final), "--out", str(tmp_path / "third")]) == 2
+    train(recipe, tmp_path / "third", resume=True, init_from=str(final))  # nothing to resume from: begins with the weights
+    assert losses(tmp_path / "third") == second
+
+
+def test_init_from_is_remembered_until_the_first_checkpoint(recipe_file, tmp_path):
+    recipe = load_recipe(str(recipe_file))
+    final = train(recipe, tmp_path / "first")
+    train(recipe, tmp_path / "second", init_from=str(final))
+    for folder in checkpoints.checkpoints(tmp_path / "second"):
+        shutil.rmtree(folder)  # as if it had been killed earlier
+    whole = losses(tmp_path / "second")
+    train(recipe, tmp_path / "second", resume=True)
+    assert losses(tmp_path / "second") == whole
+
+
+def test_weights_that_do_not_fit_are_refused(recipe_file, tmp_path):
+    final = train(load_recipe(str(recipe_file)), tmp_path / "first")
+    with pytest.raises(ValueError, match="do not fit the recipe's model"):
+        train(load_recipe(str(recipe_file), ["model.hidden_size=64"]), tmp_path / "second", init_from=str(final))
+    with pytest.raises(ValueError, match="--init-from is .*, which has no model"):
+        train(load_recipe(str(recipe_file)), tmp_path / "second", init_from=str(tmp_path))
+
+
+def test_a_run_goes_on_with_its_own_data_only(recipe_file, tmp_path, corpus):
+    train(load_recipe(str(recipe_file), ["training.steps=4", "training.decay_steps=8"]), tmp_path / "run")
+    (corpus / "00.txt").write_text("something else")
+    with pytest.raises(ValueError, match="the data is not what the run in .* was begun with"):
+        train(load_recipe(str(recipe_file), ["training.decay_steps=8"]), tmp_path / "run", resume=True)
+
+
+def test_one_process_writes_to_a_folder(recipe_file, tmp_path):
+    first = RunFolder(tmp_path / "run")
+    first.lock()
+    with pytest.raises(ValueError, match="another process is training in"):
+        train(load_recipe(str(recipe_file)), tmp_path / "run")
+    first.unlock()
+    train(load_recipe(str(recipe_file)), tmp_path / "run")
+
+
+def test_a_finished_run_is_left_alone(recipe_file, tmp_path, capsys):
+    recipe = load_recipe(str(recipe_file))
+    final = train(recipe, tmp_path / "run")
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    assert train(recipe, tmp_path / "run", resume=True) == final
+    assert "nothing to do" in capsys.readouterr().out
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("seal", ["", "{}", "[]", '{"sha256": []}', '{"sha256": {"model.safetensors": "0"}}'])
+def test_damaged_checkpoints_do_not_crowd_out_good_ones(recipe_file, tmp_path, seal):
+    """Neither stops the run, and none is kept in the place of a good one."""
+    run = tmp_path / "run"
+    train(load_recipe(str(recipe_file)), run)
+    for folder in checkpoints.checkpoints(run):
+        (folder / "complete.json").write_text(seal)
+    (run / "checkpoint-7").write_text("a stray file")
+    train(load_recipe(str(recipe_file), ["training.steps=6", "training.decay_steps=8"]), run, resume=True)
+    assert [folder.name for folder in checkpoints.checkpoints(run)] == ["checkpoint-6", "checkpoint-4"]
+    assert checkpoints.newest_complete(run).name == "checkpoint-6"
 
 
 def test_a_loss_that_is_no_number_stops_with_its_batch(recipe_file, tmp_path, prepared):
@@ -106,6 +166,18 @@ def test_a_loss_that_is_no_number_stops_with_its_batch(recipe_file, tmp_path, pr
         trainer.train()
     record = json.loads(next(run.glob("bad-batch-step-*.json")).read_text())
     assert len(record["batch"]["input_ids"]) == recipe.training.micro_batch
+
+
+def test_a_gradient_that_is_no_number_stops_before_the_update(recipe_file, tmp_path, prepared):
+    recipe, run = load_recipe(str(recipe_file)), tmp_path / "run"
+    run.mkdir()
+    model = build_model(recipe, prepared, None)
+    trainer = build_trainer(recipe, run, prepared, model)
+    before = model.model.norm.weight.detach().clone()
+    model.model.norm.weight.register_hook(lambda grad: grad * float("nan"))
+    with pytest.raises(BadLossError, match="the gradient is nan at step 0"):
+        trainer.train()
+    assert torch.equal(model.model.norm.weight, before)
 
 
 def test_an_exploding_loss_stops(recipe_file, tmp_path, capsys):
@@ -132,14 +204,15 @@ def run_command(arguments, limit=None):
     raise SystemExit(main(["train", *arguments]))
 
 
-def test_sigterm_saves_and_stops(recipe_file, tmp_path, server):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+def test_a_signal_saves_and_stops(recipe_file, tmp_path, server, number):
     run = tmp_path / "run"
     arguments = [str(recipe_file), "--out", str(run), "--set", "training.steps=500", "--set", "training.save_every=500"]
     process = server.Process(target=run_command, args=(arguments,))
     process.start()
     while not (run / "metrics.jsonl").exists() or len(losses(run)) < 3:
         time.sleep(0.05)
-    os.kill(process.pid, signal.SIGTERM)
+    os.kill(process.pid, number)
     process.join(60)
     assert process.exitcode == 0
     assert 3 <= checkpoints.step_of(checkpoints.newest_complete(run)) < 500

@@ -1,0 +1,164 @@
+"""The benchmark's protocol as data: what is varied, how it is trained, and reduced grids for machines without a GPU.
+
+One thing at a time is changed from the baseline, never two. A cell is one training: a mixer, a task, its settings, a learning
+rate and a weight decay.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hypermlp.config import require
+from hypermlp.mad.tasks import SAMPLERS, TASKS, find_task
+
+Changes = dict[str, Any]
+SCHEDULES, SCORES, ACCURACIES, PRECISIONS = ("constant", "cosine"), ("best", "last"), ("macro", "micro"), ("bfloat16", "float32")
+
+TRAINING_SETS = [{"num_train": n} for n in (6400, 3200, 1600, 800)]
+LENGTHS = [{"seq_len": n} for n in (256, 512, 1024)]
+PUBLISHED: dict[str, list[Changes]] = {  # 66 settings, the baseline first
+    "in-context-recall": [{}, *({"vocab_size": n} for n in (32, 64, 128)), *LENGTHS, *TRAINING_SETS],
+    "noisy-in-context-recall": [
+        {},
+        *({"vocab_size": n} for n in (48, 80, 144)),
+        *LENGTHS,
+        *TRAINING_SETS,
+        *({"frac_noise": share} for share in (0.4, 0.6, 0.8)),
+    ],
+    "fuzzy-in-context-recall": [{}, *({"vocab_size": n} for n in (32, 64, 128)), *LENGTHS, *TRAINING_SETS],
+    "memorization": [{}, *({"vocab_size": n} for n in (512, 1024, 2048, 4096, 8192))],
+    "compression": [{}, *({"vocab_size": n} for n in (32, 64, 128)), *({"seq_len": n} for n in (64, 128, 256)), *TRAINING_SETS],
+    "selective-copying": [
+        {},
+        *({"vocab_size": n} for n in (32, 64, 128)),
+        *({"seq_len": n} for n in (512, 1024)),
+        *TRAINING_SETS,
+        *({"copied": n} for n in (32, 64, 96)),
+    ],
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How a cell is trained and scored. The defaults are what the published code does, which is not all that it says."""
+
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    """On all parameters."""
+    batch_size: int = 128
+    epochs: int = 200
+    evaluate_every: int | None = None
+    """Steps between evaluations on the test set; None for once an epoch."""
+    schedule: str = "constant"
+    """The published code asks for a "cosine" over the epochs, down to 1e-6, in a way that its framework ignores."""
+    score: str = "best"
+    """From the evaluation of least perplexity ("best"), as the published code does without saying, or from the "last" one."""
+    accuracy: str = "macro"
+    """"macro": in each batch the mean over classes, as published; "micro": over positions. Both are always recorded."""
+    precision: str = "bfloat16"
+    """Autocast, as published, or "float32"."""
+    solved: float = 0.999
+    """Stop when an evaluation is above."""
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("schedule", SCHEDULES), ("score", SCORES), ("accuracy", ACCURACIES), ("precision", PRECISIONS)):
+            require(name, getattr(self, name), getattr(self, name) in allowed, " or ".join(map(repr, allowed)))
+        for name in ("learning_rate", "batch_size", "epochs"):
+            require(name, getattr(self, name), getattr(self, name) > 0, "positive")
+        require("weight_decay", self.weight_decay, self.weight_decay >= 0, "zero or more")
+        require("evaluate_every", self.evaluate_every, self.evaluate_every is None or self.evaluate_every > 0, "positive, or None")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Which settings, learning rates and weight decays; how each is trained."""
+
+    settings: dict[str, list[Changes]]
+    learning_rates: tuple[float, ...]
+    weight_decays: tuple[float, ...]
+    training: dict[str, Training]
+    sampler: str = "published"
+    width: int = 128
+    seed: int = 12345
+    about: str = field(default="", compare=False)
+
+
+def _for_all(training: Training, **special: Training) -> dict[str, Training]:
+    return {task: special.get(task.replace("-", "_"), training) for task in TASKS}
+
+
+_SMALL = Training(batch_size=32, epochs=1, evaluate_every=25, precision="float32")
+GRIDS = {
+    "full": Grid(
+        settings=PUBLISHED,
+        learning_rates=(1e-4, 5e-4, 1e-3),
+        weight_decays=(0.0, 0.1),
+        training=_for_all(Training()),
+        about="as published: 66 settings, 396 trainings for each mixer; for GPUs",
+    ),
+    "mini": Grid(
+        settings={
+            "in-context-recall": [{"num_train": 12_800, "num_test": 256}],
+            "noisy-in-context-recall": [{"num_train": 12_800, "num_test": 256}],
+            "fuzzy-in-context-recall": [{"num_train": 19_200, "num_test": 512}],
+            "memorization": [{"num_test": 512}],
+            "compression": [{"num_train": 102_400, "num_test": 512}],
+            "selective-copying": [{"seq_len": 128, "num_train": 16_000, "num_test": 256}],
+        },
+        learning_rates=(1e-3,),
+        weight_decays=(0.0,),
+        training=_for_all(
+            _SMALL,
+            memorization=replace(_SMALL, batch_size=128, epochs=200),
+            compression=replace(_SMALL, batch_size=128),
+        ),
+        sampler="fast",
+        about="each task once, near its baseline, one learning rate: minutes for each mixer on two cores",
+    ),
+    "smoke": Grid(
+        settings={
+            task: [{"num_train": 64, "num_test": 32, "seq_len": 32, **({"copied": 4} if "copying" in task else {})}] for task in TASKS
+        },
+        learning_rates=(1e-3,),
+        weight_decays=(0.0,),
+        training=_for_all(replace(_SMALL, evaluate_every=1)),
+        sampler="fast",
+        width=32,
+        about="two steps of everything, in seconds",
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """Everything that defines a training: two cells with equal fields give equal results."""
+
+    mixer: str
+    task: str
+    settings: Changes
+    training: Training
+    sampler: str
+    width: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        find_task(self.task).settings(**self.settings)  # says what is wrong before anything runs
+        require("sampler", self.sampler, self.sampler in SAMPLERS, " or ".join(map(repr, SAMPLERS)))
+
+
+def find_grid(name: str) -> Grid:
+    if name not in GRIDS:
+        raise ValueError(f"unknown grid {name!r}; allowed: {', '.join(GRIDS)}")
+    return GRIDS[name]
+
+
+def cells(mixer: str, grid: Grid, tasks: list[str], **training: Any) -> Iterator[Cell]:
+    """The trainings of one mixer; ``training`` overrides fields of ``Training``."""
+    for task in tasks:
+        find_task(task)
+        for changes, rate, decay in itertools.product(grid.settings[task], grid.learning_rates, grid.weight_decays):
+            chosen = replace(grid.training[task], **({"learning_rate": rate, "weight_decay": decay} | training))
+            yield Cell(mixer=mixer, task=task, settings=changes, training=chosen, sampler=grid.sampler, width=grid.width, seed=grid.seed)

@@ -1,0 +1,68 @@
+"""Results as a table: a row for each mixer, a column for each task, the paper's value beside ours."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from hypermlp.label import PAPER_ROWS
+from hypermlp.mad.protocol import Cell
+from hypermlp.mad.tasks import TASKS
+
+PAPER_COLUMNS = {
+    "in-context-recall": "in_context_recall",
+    "noisy-in-context-recall": "noisy_recall",
+    "fuzzy-in-context-recall": "fuzzy_recall",
+    "memorization": "memorization",
+    "compression": "compression",
+    "selective-copying": "selective_copying",
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """``scores[mixer][task]``: the mean over settings of the best over learning rates and weight decays, between 0 and 1."""
+
+    scores: dict[str, dict[str, float]]
+    steps: dict[str, dict[str, int]]
+    """Steps that were trained, at most over a task's cells."""
+
+    def average(self, mixer: str) -> float | None:
+        """Over all six tasks; None if one is missing."""
+        scores = self.scores[mixer]
+        return sum(scores.values()) / len(TASKS) if len(scores) == len(TASKS) else None
+
+    def __str__(self) -> str:
+        """Markdown, in percent."""
+        tasks = [task for task in TASKS if any(task in scores for scores in self.scores.values())]
+        lines = ["| mixer | " + " | ".join(tasks) + " | average |", "| --- |" + " ---: |" * (len(tasks) + 1)]
+        for mixer, scores in self.scores.items():
+            cells = [self._cell(scores.get(task), paper_value(mixer, PAPER_COLUMNS[task])) for task in tasks]
+            cells.append(self._cell(self.average(mixer), paper_value(mixer, "mad_average")))
+            lines.append(f"| {mixer} | " + " | ".join(cells) + " |")
+        return "\n".join(lines)
+
+    @staticmethod
+    def _cell(ours: float | None, paper: float | None) -> str:
+        shown = "" if ours is None else f"{100 * ours:.1f}"
+        return shown if paper is None else f"{shown} ({paper:.1f})"
+
+
+def paper_value(mixer: str, column: str) -> float | None:
+    return getattr(PAPER_ROWS[mixer], column) if mixer in PAPER_ROWS else None
+
+
+def summarize(results: Iterable[tuple[Cell, dict[str, Any]]]) -> Table:
+    best: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)  # by setting
+    steps: dict[str, dict[str, int]] = defaultdict(dict)
+    for cell, result in results:
+        settings = best[cell.mixer, cell.task]
+        setting = repr(sorted(cell.settings.items()))
+        settings[setting] = max(settings.get(setting, 0.0), result["score"])
+        steps[cell.mixer][cell.task] = max(steps[cell.mixer].get(cell.task, 0), result["steps"])
+    scores: dict[str, dict[str, float]] = defaultdict(dict)
+    for (mixer, task), settings in best.items():
+        scores[mixer][task] = sum(settings.values()) / len(settings)
+    return Table(dict(scores), dict(steps))

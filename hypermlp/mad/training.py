@@ -1,0 +1,141 @@
+"""One cell: train a backbone on a task, evaluate it, say how well it did.
+
+Shapes: B batch, T positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hypermlp.mad.backbones import MakeMixer, build_backbone
+from hypermlp.mad.protocol import Cell, Training
+from hypermlp.mad.settings import IGNORED
+from hypermlp.mad.tasks import find_task, generate
+
+FLOOR = 1e-6  # of the cosine
+
+
+class Evaluation(NamedTuple):
+    step: int
+    perplexity: float
+    macro: float
+    micro: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a running cell tells."""
+
+    step: int
+    steps: int
+    accuracy: float
+    seconds: float
+
+
+Tell = Callable[[Progress], None]
+
+
+def macro_accuracy(predicted: Tensor, targets: Tensor) -> float:
+    """The mean over classes of how many of a class were found; a class that was only predicted counts 0.
+
+    Targets 8 8 9 9, predictions 8 9 9 3: a half of 8, a half of 9, nothing of 3, so a third.
+    """
+    classes = torch.cat([predicted, targets]).unique()
+    found = [((predicted == c) & (targets == c)).sum() / max(1, int((targets == c).sum())) for c in classes]
+    return float(torch.stack(found).mean())
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, inputs: Tensor, targets: Tensor, step: int, training: Training) -> Evaluation:
+    """Over a data set: perplexity and accuracy over positions, and the mean over batches of the accuracy over classes."""
+    model.eval()
+    loss, correct, count, macro = 0.0, 0, 0, 0.0
+    for x, y in zip(inputs.split(training.batch_size), targets.split(training.batch_size), strict=True):
+        with autocast(training, x):
+            logits = model(x)
+        scored = y != IGNORED
+        loss += float(nn.functional.cross_entropy(logits.float()[scored], y[scored], reduction="sum"))
+        predicted = logits.argmax(-1)[scored]
+        correct += int((predicted == y[scored]).sum())
+        count += int(scored.sum())
+        macro += len(x) * macro_accuracy(predicted, y[scored])
+    perplexity = math.exp(min(loss / count, 700.0)) if math.isfinite(loss) else math.inf
+    return Evaluation(step, perplexity, macro / len(inputs), correct / count)
+
+
+def autocast(training: Training, x: Tensor) -> torch.autocast:
+    return torch.autocast(x.device.type, torch.bfloat16, enabled=training.precision == "bfloat16")
+
+
+def rate_at(epoch: int, training: Training) -> float:
+    if training.schedule == "constant":
+        return training.learning_rate
+    return FLOOR + (training.learning_rate - FLOOR) * (1 + math.cos(math.pi * epoch / training.epochs)) / 2
+
+
+def run_cell(cell: Cell, *, mixer: MakeMixer | None = None, device: str = "cpu", tell: Tell | None = None) -> dict[str, Any]:
+    """Train and score; the result is a dictionary for a record. ``mixer`` stands in for a name where a user brings a module."""
+    began, training = time.perf_counter(), cell.training
+    inputs, targets = _data(cell, "train", device)
+    test = _data(cell, "test", device)
+    settings = find_task(cell.task).settings(**cell.settings)
+    torch.manual_seed(cell.seed)
+    chosen = mixer if mixer is not None else cell.mixer
+    model = build_backbone(cell.task, chosen, vocab_size=settings.vocab_size, max_length=settings.seq_len, width=cell.width).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), training.learning_rate, weight_decay=training.weight_decay)
+    order = torch.Generator().manual_seed(cell.seed)
+    per_epoch = -(-len(inputs) // training.batch_size)
+    every, steps = training.evaluate_every or per_epoch, per_epoch * training.epochs
+    curve: list[Evaluation] = []
+    for step in range(steps):
+        epoch, batch = divmod(step, per_epoch)
+        if batch == 0:
+            shuffled = torch.randperm(len(inputs), generator=order).to(device)
+            for group in optimizer.param_groups:
+                group["lr"] = rate_at(epoch, training)
+        chosen_rows = shuffled[batch * training.batch_size : (batch + 1) * training.batch_size]
+        _step(model, optimizer, inputs[chosen_rows], targets[chosen_rows], training)
+        if (step + 1) % every == 0 or step + 1 == steps:
+            curve.append(evaluate(model, *test, step + 1, training))
+            accuracy = getattr(curve[-1], training.accuracy)
+            if tell is not None:
+                tell(Progress(step + 1, steps, accuracy, time.perf_counter() - began))
+            if accuracy > training.solved or not math.isfinite(curve[-1].perplexity):
+                break
+    taken = min(curve, key=lambda e: e.perplexity) if training.score == "best" else curve[-1]
+    return {
+        "score": getattr(taken, training.accuracy),
+        **taken._asdict(),
+        "steps": curve[-1].step,
+        "curve": [list(evaluation) for evaluation in curve],
+        "curve_columns": list(Evaluation._fields),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, training: Training) -> None:
+    model.train()
+    with autocast(training, x):
+        logits = model(x)
+    loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), y.flatten(), ignore_index=IGNORED)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def _data(cell: Cell, split: str, device: str) -> tuple[Tensor, Tensor]:
+    inputs, targets = generate(cell.task, split=split, seed=cell.seed, sampler=cell.sampler, **cell.settings)
+    return torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device)
+
+
+def cell_dict(cell: Cell) -> dict[str, Any]:
+    """As plain data: what a record is found by."""
+    return asdict(cell)

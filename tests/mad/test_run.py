@@ -1,0 +1,156 @@
+"""Many cells: recorded once, skipped only when everything is equal, nothing lost."""
+
+import os
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+from torch import nn
+
+from hypermlp import mad
+from hypermlp.cli import main
+from hypermlp.mad.protocol import GRIDS, Training, cells
+from hypermlp.mad.report import summarize
+from hypermlp.mad.run import record_path, recorded, run_cells
+from hypermlp.mad.workers import CellError, Local
+
+
+def smoke(*tasks, mixer="R-cg-q-12o"):
+    return list(cells(mixer, GRIDS["smoke"], list(tasks) or ["compression", "memorization"]))
+
+
+def results(wanted, folder, **where):
+    told = []
+    found = list(run_cells(wanted, folder, Local(**where), tell=lambda cell, progress: told.append(progress)))
+    return found, told
+
+
+def test_cells_are_recorded_and_not_run_again(tmp_path):
+    first, told = results(smoke(), tmp_path, jobs=2, threads=1)
+    assert len(first) == 2
+    assert told
+    again, told = results(smoke(), tmp_path)
+    assert not told
+    assert sorted(r["score"] for _, r in again) == sorted(r["score"] for _, r in first)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 3},
+        {"width": 48},
+        {"sampler": "published"},
+        {"mixer": "S-p"},
+        {"settings": {"seq_len": 30, "num_train": 64, "num_test": 32}},
+        {"training": Training(learning_rate=2e-3)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_any_difference_is_another_cell(tmp_path, change):
+    (cell,) = smoke("compression")
+    results([cell], tmp_path)
+    assert recorded(tmp_path, cell) is not None
+    assert recorded(tmp_path, replace(cell, **change)) is None
+    assert record_path(tmp_path, cell) != record_path(tmp_path, replace(cell, **change))
+
+
+def test_a_worker_that_is_killed_is_started_again(tmp_path):
+    (cell,) = smoke("in-context-recall")
+    cell = replace(cell, training=replace(cell.training, epochs=60))
+    killed = []
+
+    def kill_once(_, progress):
+        if not killed:
+            children = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and is_worker(int(pid))]
+            killed.append(children)
+            for pid in children:
+                os.kill(pid, signal.SIGKILL)
+
+    found = list(run_cells([cell], tmp_path, Local(threads=1), tell=kill_once))
+    assert killed[0]
+    assert found[0][1]["steps"] == 120 or found[0][1]["score"] > 0.999
+
+
+def is_worker(pid):
+    """A child of the server that forks workers."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            parent = int(file.read().rsplit(")", 1)[1].split()[1])
+        with open(f"/proc/{parent}/cmdline") as file:
+            server = "forkserver" in file.read()
+        with open(f"/proc/{parent}/stat") as file:
+            ours = int(file.read().rsplit(")", 1)[1].split()[1]) == os.getpid()
+    except (OSError, IndexError):
+        return False
+    return server and ours
+
+
+def test_an_interruption_keeps_what_is_done(tmp_path):
+    quick, long = smoke("compression")[0], smoke("memorization")[0]
+    long = replace(long, training=replace(long.training, epochs=10_000, evaluate_every=10))
+
+    def interrupt(cell, progress):
+        if cell.task == "memorization":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(run_cells([quick, long], tmp_path, Local(threads=1), tell=interrupt))
+    assert recorded(tmp_path, quick) is not None
+    assert recorded(tmp_path, long) is None
+    time.sleep(0.5)
+    assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and is_worker(int(pid))]
+
+
+def test_scores_are_means_over_settings_of_the_best_rate():
+    base = smoke("compression")[0]
+    other = replace(base, settings={**base.settings, "vocab_size": 32})
+    faster = replace(base, training=replace(base.training, learning_rate=0.1))
+    table = summarize([(base, {"score": 0.2, "steps": 1}), (faster, {"score": 0.6, "steps": 2}), (other, {"score": 0.1, "steps": 3})])
+    assert table.scores["R-cg-q-12o"]["compression"] == pytest.approx((0.6 + 0.1) / 2)
+    assert table.average("R-cg-q-12o") is None
+    assert "35.0 (49.2)" in str(table)  # the paper's beside it
+
+
+def test_a_module_of_ones_own():
+    table = mad.benchmark(lambda hidden_size, max_length: nn.Linear(hidden_size, hidden_size), grid="smoke", tasks=["compression"])
+    assert table.scores["<lambda>"]["compression"] >= 0
+
+
+def make_wrong(hidden_size, max_length):
+    return nn.Linear(hidden_size, hidden_size + 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--mixer", "Q-x"], "Q"),
+        (["--mixer", "S-p", "--task", "recall"], "unknown task 'recall'; allowed: in-context-recall"),
+        (["--mixer", "S-p", "--grid", "tiny"], "unknown grid 'tiny'; allowed: full, mini, smoke"),
+        (["--mixer", "no.such:thing"], "mixer 'no.such:thing' cannot be imported"),
+        (["--mixer", "math:nothing"], "mixer 'math:nothing' cannot be imported"),
+        (["--mixer", "S-p", "--jobs", "0"], "--jobs is 0"),
+    ],
+)
+def test_errors_before_training(tmp_path, capsys, arguments, message):
+    assert main(["mad", "run", "--out", str(tmp_path), "--grid", "smoke", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_wrong_shape_is_said_before_training(tmp_path):
+    with pytest.raises(ValueError, match="it must give a tensor of the same shape"):
+        mad.benchmark(make_wrong, grid="smoke")
+
+
+def test_an_error_in_a_cell_is_told():
+    (cell,) = smoke("compression")
+    with pytest.raises(CellError, match="compression: ValueError: label 'X'"):
+        list(Local(threads=1).run([replace(cell, mixer="X")], lambda *_: None))
+
+
+@pytest.mark.parametrize("task", mad.TASKS)
+def test_show(task, capsys):
+    assert main(["mad", "show", task]) == 0
+    out = capsys.readouterr().out
+    assert "input  " in out
+    assert "target" in out
