@@ -60,6 +60,14 @@ def mixing_layers(mixer: str | MakeMixer, width: int, max_length: int) -> nn.Seq
     return nn.Sequential(*(Residual(width, part) for part in parts))
 
 
+def _reset_linears(model: nn.Module, reset: Callable[[nn.Linear], object]) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            reset(module)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
 class LanguageBackbone(nn.Module):
     """Embedding, (mixer, SwiGLU) twice, norm, head; positions come from the mixers alone. ``[B, T] -> [B, T, V]``."""
 
@@ -75,11 +83,7 @@ class LanguageBackbone(nn.Module):
     def reset_parameters(self) -> None:
         """Embeddings N(0, 0.02); matrices as PyTorch begins them, those in the mixers too; biases zero."""
         nn.init.normal_(self.embedding.weight, std=0.02)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                module.reset_parameters()
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        _reset_linears(self, lambda linear: linear.reset_parameters())
 
     def forward(self, tokens: Tensor) -> Tensor:
         out: Tensor = self.head(self.norm(self.layers(self.embedding(tokens))))
@@ -104,11 +108,7 @@ class Autoencoder(nn.Module):
     def reset_parameters(self) -> None:
         """Every matrix and the embeddings N(0, 0.02), biases zero."""
         nn.init.normal_(self.embedding.weight, std=0.02)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        _reset_linears(self, lambda linear: nn.init.normal_(linear.weight, std=0.02))
 
     def forward(self, tokens: Tensor) -> Tensor:
         code = self.layers(self.embedding(tokens))[:, -1:]
