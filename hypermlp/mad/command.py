@@ -50,7 +50,7 @@ def run(mixers: list[str], args: argparse.Namespace) -> Table:
     folder = Path(args.out)
     known = sum(recorded(folder, cell) is not None for cell in wanted)
     print(f"{len(wanted)} cells, {known} of them recorded in {folder}", flush=True)
-    teller, results = Teller(len(wanted) - known, args.jobs), []
+    teller, results = Teller(len(wanted) - known), []
     try:
         for cell, result in run_cells(wanted, folder, where, tell=teller.progress):
             results.append((cell, result))
@@ -64,8 +64,8 @@ def run(mixers: list[str], args: argparse.Namespace) -> Table:
 class Teller:
     """Accuracy so far, and time left, as far as the cells that are done tell."""
 
-    def __init__(self, cells: int, jobs: int):
-        self.cells, self.finished, self.jobs = cells, 0, jobs
+    def __init__(self, cells: int):
+        self.cells, self.finished = cells, 0
         self.began = self.told = time.monotonic()
 
     def progress(self, cell: Cell, progress: Progress) -> None:

@@ -26,8 +26,6 @@ class Table:
     """``scores[mixer][task]``: the mean over settings of the best over learning rates and weight decays, between 0 and 1."""
 
     scores: dict[str, dict[str, float]]
-    steps: dict[str, dict[str, int]]
-    """Steps that were trained, at most over a task's cells."""
 
     def average(self, mixer: str) -> float | None:
         """Over all six tasks; None if one is missing."""
@@ -56,13 +54,11 @@ def paper_value(mixer: str, column: str) -> float | None:
 
 def summarize(results: Iterable[tuple[Cell, dict[str, Any]]]) -> Table:
     best: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)  # by setting
-    steps: dict[str, dict[str, int]] = defaultdict(dict)
     for cell, result in results:
         settings = best[cell.mixer, cell.task]
         setting = repr(sorted(cell.settings.items()))
         settings[setting] = max(settings.get(setting, 0.0), result["score"])
-        steps[cell.mixer][cell.task] = max(steps[cell.mixer].get(cell.task, 0), result["steps"])
     scores: dict[str, dict[str, float]] = defaultdict(dict)
     for (mixer, task), settings in best.items():
         scores[mixer][task] = sum(settings.values()) / len(settings)
-    return Table(dict(scores), dict(steps))
+    return Table(dict(scores))

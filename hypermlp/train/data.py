@@ -26,6 +26,7 @@ from torch.utils.data import Dataset
 from transformers import AutoTokenizer
 
 from hypermlp import __version__
+from hypermlp.train.checkpoints import file_digest
 from hypermlp.train.corpus import documents, source_files, stdlib_files
 from hypermlp.train.recipe import DataSettings
 from hypermlp.train.tokenizers import build_tokenizer, save_tokenizer
@@ -53,7 +54,7 @@ class PreparedData:
         self.digest = hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest()
         mine = self.description["sha256"].items() if _is_local_main() else ()  # one process of a machine checks for all
         for name, digest in mine:
-            if _digest(folder / name) != digest:
+            if file_digest(folder / name) != digest:
                 raise ValueError(f"{folder / name} is not what was prepared: its checksum differs; remove {folder} and prepare again")
         dtype = np.dtype(self.description["dtype"])
         self.tokens = {split: np.memmap(folder / f"{split}.bin", dtype, "r") for split in SPLITS}
@@ -149,7 +150,7 @@ def _write(data: DataSettings, folder: Path, *, quiet: bool) -> None:
         "dtype": dtype.name,
         "tokens": tokens,
         "documents": {split: len(lengths[split]) for split in SPLITS},
-        "sha256": {path.relative_to(folder).as_posix(): _digest(path) for path in written},
+        "sha256": {path.relative_to(folder).as_posix(): file_digest(path) for path in written},
     }
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n")
     if not quiet:
@@ -199,11 +200,6 @@ def _batches(items: Iterable[str], size: int) -> Iterator[list[str]]:
             batch = []
     if batch:
         yield batch
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class Sequences(Dataset[dict[str, Tensor]]):
