@@ -1,5 +1,7 @@
 """What all tests share: reproducible randomness, two threads at most, one fixture per backend."""
 
+import multiprocessing
+import sys
 from contextlib import contextmanager
 
 import pytest
@@ -11,6 +13,17 @@ from hypermlp.ops.backends import BACKENDS
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def server():
+    """Processes that begin with everything imported; started here, because whoever starts the one fork server chooses the imports."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["hypermlp.train.run", "hypermlp.mad.training"])
+    process = context.Process(target=sys.exit)
+    process.start()
+    process.join()
+    return context
 
 
 @contextmanager

@@ -15,6 +15,8 @@ from hypermlp.mad.report import summarize
 from hypermlp.mad.run import record_path, recorded, run_cells
 from hypermlp.mad.workers import CellError, Local
 
+pytestmark = pytest.mark.usefixtures("server")
+
 
 def smoke(*tasks, mixer="R-cg-q-12o"):
     return list(cells(mixer, GRIDS["smoke"], list(tasks) or ["compression", "memorization"]))

@@ -1,7 +1,6 @@
 """A run: it learns, stops when asked or when something is wrong, and goes on bit for bit."""
 
 import json
-import multiprocessing
 import os
 import random
 import resource
@@ -187,14 +186,6 @@ def test_an_exploding_loss_stops(recipe_file, tmp_path, capsys):
     assert "the batch is in" in capsys.readouterr().err
 
 
-@pytest.fixture(scope="module")
-def server():
-    """Processes that begin with everything imported."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hypermlp.train.run"])
-    return context
-
-
 def run_command(arguments, limit=None):
     os.setpgrp()
     if limit is not None:
@@ -233,27 +224,35 @@ def test_a_full_disk_leaves_the_checkpoint_before(recipe_file, tmp_path, server)
 
 
 def test_killed_at_20_random_moments_the_weights_are_the_same(recipe_file, tmp_path, server):
-    """kill -9, resume, again and again: every resume goes on, and the end is that of a run that nobody disturbed."""
+    """kill -9, resume, again and again: every resume goes on, and the end is that of a run that nobody disturbed.
+
+    The moments are counted in checkpoints from where the process began, plus a part of a second: no guess at how long starting takes.
+    """
     settings = ["--set", "training.steps=24", "--set", "training.save_every=1", "--set", "training.keep=1"]
 
-    def attempt(folder, seconds):
+    def step(folder):
+        return max(map(checkpoints.step_of, checkpoints.checkpoints(folder)), default=0)
+
+    def attempt(folder, kill_after=None):
         process = server.Process(target=run_command, args=([str(recipe_file), "--out", str(folder), "--resume", *settings],))
+        began = step(folder)
         process.start()
-        process.join(seconds)
-        if process.is_alive():
-            os.kill(process.pid, signal.SIGKILL)
-            process.join()
+        if kill_after is not None:
+            steps, seconds = kill_after
+            while process.is_alive() and step(folder) < began + steps:
+                time.sleep(0.002)
+            process.join(seconds)
+            process.kill()
+        process.join(120)
         return process.exitcode
 
-    began = time.monotonic()
-    assert attempt(tmp_path / "whole", 120) == 0
-    duration = time.monotonic() - began
+    assert attempt(tmp_path / "whole") == 0
     moments, kills, runs, resumed = random.Random(0), 0, 0, 0
     while kills < 20:
         folder, runs = tmp_path / f"killed-{runs}", runs + 1
-        while (code := attempt(folder, moments.uniform(0.05, 0.8) * duration if kills < 20 else 120)) != 0:
+        while (code := attempt(folder, (moments.randrange(4), moments.uniform(0.01, 0.2)) if kills < 20 else None)) != 0:
             assert code == -signal.SIGKILL
             kills += 1
-            resumed += bool(checkpoints.checkpoints(folder))
+            resumed += step(folder) > 0
         assert_same(everything(tmp_path / "whole" / "checkpoint-24"), everything(folder / "checkpoint-24"))
     assert resumed >= 10  # most of them in the middle
