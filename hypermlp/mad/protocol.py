@@ -101,12 +101,12 @@ GRIDS = {
     ),
     "mini": Grid(
         settings={
-            "in-context-recall": [{"num_train": 12_800, "num_test": 256}],
-            "noisy-in-context-recall": [{"num_train": 12_800, "num_test": 256}],
-            "fuzzy-in-context-recall": [{"num_train": 19_200, "num_test": 512}],
+            "in-context-recall": [{"num_train": 25_600, "num_test": 256}],
+            "noisy-in-context-recall": [{"num_train": 25_600, "num_test": 256}],
+            "fuzzy-in-context-recall": [{"num_train": 25_600, "num_test": 512}],
             "memorization": [{"num_test": 512}],
             "compression": [{"num_train": 102_400, "num_test": 512}],
-            "selective-copying": [{"seq_len": 128, "num_train": 16_000, "num_test": 256}],
+            "selective-copying": [{"seq_len": 128, "num_train": 28_800, "num_test": 256}],
         },
         learning_rates=(1e-3,),
         weight_decays=(0.0,),

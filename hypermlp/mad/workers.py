@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import multiprocessing
 import os
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -110,26 +112,79 @@ def _train(cell: Cell, threads: int, device: str, tell: Callable[[Progress], Non
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """A Ray cluster: "auto" for the one that this machine belongs to, or an address."""
+    """A Ray cluster: "auto" for the one that this machine belongs to, or an address. A cell whose worker is lost runs again elsewhere."""
 
     address: str = "auto"
     threads: int = 1
     gpus: float = 0
 
     def run(self, cells: list[Cell], tell: Tell) -> Results:
+        ray = self._connect()
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        board = ray.remote(num_cpus=0, scheduling_strategy=here)(_Board).remote()
+        remote = ray.remote(num_cpus=self.threads, num_gpus=self.gpus, max_retries=ATTEMPTS - 1)(_train_far)
+        device = "cuda" if self.gpus else "cpu"
+        running = {remote.remote(i, cell, self.threads, device, board): cell for i, cell in enumerate(cells)}
+        try:
+            while running:
+                done, _ = ray.wait(list(running), timeout=0.2)
+                for i, progress in ray.get(board.take.remote()):
+                    tell(cells[i], progress)
+                for reference in done:
+                    yield running[reference], self._result(ray, running[reference], reference)
+                    del running[reference]
+        finally:
+            for reference in running:
+                ray.cancel(reference, force=True)
+            ray.kill(board)
+
+    def _connect(self) -> Any:
         try:
             import ray
         except ImportError as error:
             raise ValueError("--cluster needs Ray: pip install 'hypermlp[cluster]'") from error
         if not ray.is_initialized():
-            ray.init(address=self.address, logging_level="warning")
-        remote = ray.remote(num_cpus=self.threads, num_gpus=self.gpus, max_retries=ATTEMPTS)(_train)
-        running = {remote.remote(cell, self.threads, "cuda" if self.gpus else "cpu"): cell for cell in cells}
-        while running:
-            done, _ = ray.wait(list(running))
-            for reference in done:
-                cell = running.pop(reference)
-                try:
-                    yield cell, ray.get(reference)
-                except ray.exceptions.RayError as error:
-                    raise CellError(f"{cell.mixer}, {cell.task}: {error}") from error
+            try:
+                _knock(self.address)
+                ray.init(address=self.address, logging_level=logging.WARNING)
+            except (OSError, ValueError, RuntimeError) as error:
+                advice = "start one with `ray start --head` and add machines with `ray start --address=...`"
+                raise ValueError(f"no Ray cluster at {self.address!r} ({error}); {advice}") from error
+        return ray
+
+    @staticmethod
+    def _result(ray: Any, cell: Cell, reference: Any) -> dict[str, Any]:
+        try:
+            result: dict[str, Any] = ray.get(reference)
+        except ray.exceptions.RayTaskError as error:
+            raise CellError(f"{cell.mixer}, {cell.task}: {type(error.cause).__name__}: {error.cause}") from error
+        except ray.exceptions.RayError as error:
+            raise CellError(f"{cell.mixer}, {cell.task}: its worker was lost {ATTEMPTS} times; {error}") from error
+        return result
+
+
+def _knock(address: str) -> None:
+    """Ray waits for minutes where nobody listens."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10).close()
+
+
+class _Board:
+    """Where workers that are far away put what they have to tell; beside the driver, so that it lives as long."""
+
+    def __init__(self) -> None:
+        self.news: list[tuple[int, Progress]] = []
+
+    def put(self, i: int, progress: Progress) -> None:
+        self.news.append((i, progress))
+
+    def take(self) -> list[tuple[int, Progress]]:
+        news, self.news = self.news, []
+        return news
+
+
+def _train_far(i: int, cell: Cell, threads: int, device: str, board: Any) -> dict[str, Any]:
+    return _train(cell, threads, device, lambda progress: board.put.remote(i, progress))

@@ -1,0 +1,85 @@
+"""The same cells on a Ray cluster of two nodes, here on one machine."""
+
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+
+from hypermlp.cli import main
+from hypermlp.mad.protocol import GRIDS, cells
+from hypermlp.mad.run import recorded, run_cells
+from hypermlp.mad.workers import CellError, Cluster, Local
+
+cluster_utils = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed: pip install 'hypermlp[cluster]'")
+pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore::ResourceWarning")]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "auto"])
+def test_no_cluster_is_said(tmp_path, capsys, address):
+    assert main(["mad", "run", "--mixer", "S-p", "--grid", "smoke", "--out", str(tmp_path), "--cluster", address]) == 2
+    assert f"no Ray cluster at {address!r}" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def address():
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster.add_node(num_cpus=1)
+    yield cluster.address
+    cluster_utils.ray.shutdown()
+    cluster.shutdown()
+
+
+def smoke(*tasks, mixer="R-cg-q-12o"):
+    return list(cells(mixer, GRIDS["smoke"], list(tasks)))
+
+
+def timeless(result):
+    return {key: value for key, value in result.items() if key != "seconds"}
+
+
+def test_a_comparison_gives_the_records_of_local_processes(address, tmp_path, capsys):
+    words = ["mad", "compare", "S-p", "G-cg-q-12o", "--grid", "smoke", "--task", "compression", "in-context-recall", "--threads", "1"]
+    assert main([*words, "--out", str(tmp_path / "near"), "--jobs", "2"]) == 0
+    near = capsys.readouterr().out
+    assert main([*words, "--out", str(tmp_path / "far"), "--cluster", address]) == 0
+    far = capsys.readouterr().out
+    assert far.splitlines()[-4:] == near.splitlines()[-4:]  # the table
+    for mixer in ("S-p", "G-cg-q-12o"):
+        for cell in smoke("compression", "in-context-recall", mixer=mixer):
+            assert timeless(recorded(tmp_path / "far", cell)) == timeless(recorded(tmp_path / "near", cell))
+
+
+def ray_workers():
+    """Processes that run a cell."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline") as file:
+                name = file.read()
+        except OSError:
+            continue
+        if name.startswith("ray::_train_far"):
+            yield int(pid)
+
+
+def test_a_killed_worker_loses_no_finished_cell(address, tmp_path):
+    short, long = smoke("compression")[0], smoke("memorization")[0]
+    long = replace(long, training=replace(long.training, epochs=60, solved=2.0))
+    killed = []
+
+    def kill_once(cell, progress):
+        if cell.task == long.task and recorded(tmp_path, short) is not None and not killed:
+            killed.extend(ray_workers())
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+
+    found = {cell.task: timeless(result) for cell, result in run_cells([short, long], tmp_path, Cluster(address=address), tell=kill_once)}
+    assert len(killed) == 1
+    assert found[short.task] == timeless(recorded(tmp_path, short))
+    assert found[long.task] == timeless(next(iter(Local(threads=1).run([long], lambda *_: None)))[1])
+
+
+def test_an_error_in_a_cell_is_told(address):
+    (cell,) = smoke("compression")
+    with pytest.raises(CellError, match="compression: ValueError: label 'X'"):
+        list(Cluster(address=address).run([replace(cell, mixer="X")], lambda *_: None))
