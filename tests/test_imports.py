@@ -14,6 +14,8 @@ LEVELS = [
     {"layers"},
     {"models"},
     {"testing", "records"},
+    {"workers"},
+    {"cells"},
     {"train", "mad", "study", "evals", "bench", "theory", "inspect", "info", "build"},
     {"demo"},
     {"cli", "__main__"},

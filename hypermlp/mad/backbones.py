@@ -5,6 +5,7 @@ Shapes: B batch, T positions, D width, V vocabulary.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 
@@ -128,3 +129,15 @@ def build_backbone(task: str, mixer: str | MakeMixer, *, vocab_size: int, max_le
     """The one that a task is run with."""
     kind = Autoencoder if task == "compression" else LanguageBackbone
     return kind(mixer, vocab_size=vocab_size, max_length=max_length, width=width)
+
+
+def resolve_mixer(name: str) -> MakeMixer | None:
+    """None for a label or registered name; the function behind "package.module:function"."""
+    if ":" not in name:
+        return None
+    module, _, attribute = name.partition(":")
+    try:
+        found: MakeMixer = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"mixer {name!r} cannot be imported: {error}; allowed: a label, or package.module:function") from error
+    return found

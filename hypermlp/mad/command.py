@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import sys
 import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hypermlp.mad.protocol import ACCURACIES, GRIDS, PRECISIONS, SCHEDULES, SCORES, Cell, cells, find_grid
+from hypermlp import workers
+from hypermlp.cells import run_and_tell
+from hypermlp.mad.protocol import ACCURACIES, GRIDS, PRECISIONS, SCHEDULES, SCORES, cells, find_grid
 from hypermlp.mad.report import Table, summarize
-from hypermlp.mad.run import recorded, run_cells
+from hypermlp.mad.run import check_mixers
 from hypermlp.mad.tasks import TASKS, find_task, generate
-from hypermlp.mad.training import Progress
-from hypermlp.mad.workers import CellError, Cluster, Local
+from hypermlp.mad.training import work
 
 SWITCHES = {"schedule": SCHEDULES, "score": SCORES, "accuracy": ACCURACIES, "precision": PRECISIONS}
 
@@ -26,11 +25,7 @@ def add_running(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", nargs="+", default=["all"], help="names of tasks, or all (default)")
     parser.add_argument("--grid", default="mini", help="; ".join(f"{name}: {grid.about}" for name, grid in GRIDS.items()))
     parser.add_argument("--out", default="runs/mad", metavar="FOLDER", help="where records go (default: runs/mad)")
-    parser.add_argument("--jobs", type=int, default=1, help="cells at once, in processes (default: 1)")
-    parser.add_argument("--threads", type=int, help="of each process (default: the cores, shared)")
-    parser.add_argument("--cluster", metavar="ADDRESS", nargs="?", const="auto", help="run on a Ray cluster instead")
-    parser.add_argument("--gpus", type=float, default=0, help="GPUs of each cell on the cluster (default: 0)")
-    parser.add_argument("--device", default="cpu", help="of local processes (default: cpu)")
+    workers.add_arguments(parser)
     for name, allowed in SWITCHES.items():
         parser.add_argument(f"--{name}", choices=allowed, help="default: the grid's; docs/mad.md says what was published")
 
@@ -38,49 +33,11 @@ def add_running(parser: argparse.ArgumentParser) -> None:
 def run(mixers: list[str], args: argparse.Namespace) -> Table:
     grid = find_grid(args.grid)
     tasks = list(TASKS) if args.task == ["all"] else args.task
-    if args.jobs < 1 or (args.threads is not None and args.threads < 1):
-        raise ValueError(f"--jobs is {args.jobs}, --threads {args.threads}; they must be at least 1")
     switches: dict[str, Any] = {name: getattr(args, name) for name in SWITCHES if getattr(args, name) is not None}
     wanted = [cell for mixer in mixers for cell in cells(mixer, grid, tasks, **switches)]
-    where: Local | Cluster
-    if args.cluster:
-        where = Cluster(address=args.cluster, threads=args.threads or 1, gpus=args.gpus)
-    else:
-        where = Local(jobs=args.jobs, threads=args.threads, device=args.device)
-    folder = Path(args.out)
-    known = sum(recorded(folder, cell) is not None for cell in wanted)
-    print(f"{len(wanted)} cells, {known} of them recorded in {folder}", flush=True)
-    teller, results = Teller(len(wanted) - known), []
-    try:
-        for cell, result in run_cells(wanted, folder, where, tell=teller.progress):
-            results.append((cell, result))
-            if len(results) > known:
-                teller.done(cell, result)
-    except CellError as error:
-        raise ValueError(error) from error
-    return summarize(results)
-
-
-class Teller:
-    """Accuracy so far, and time left, as far as the cells that are done tell."""
-
-    def __init__(self, cells: int):
-        self.cells, self.finished = cells, 0
-        self.began = self.told = time.monotonic()
-
-    def progress(self, cell: Cell, progress: Progress) -> None:
-        if time.monotonic() - self.told < 5:
-            return
-        self.told = time.monotonic()
-        left = progress.seconds * (progress.steps / progress.step - 1)
-        at = f"step {progress.step}/{progress.steps}, {progress.accuracy:.1%}"
-        print(f"  {cell.mixer} {cell.task}: {at}, at most {left:.0f} s left of this cell", file=sys.stderr, flush=True)
-
-    def done(self, cell: Cell, result: dict[str, Any]) -> None:
-        self.finished += 1
-        left = (time.monotonic() - self.began) / self.finished * (self.cells - self.finished)
-        what = f"{cell.mixer} {cell.task}: {result['score']:.1%} after {result['steps']} steps, {result['seconds']:.0f} s"
-        print(f"[{self.finished}/{self.cells}] {what}; about {left / 60:.0f} min left", flush=True)
+    where = workers.chosen(args)
+    check_mixers(wanted)
+    return summarize(run_and_tell(work, wanted, Path(args.out), where))
 
 
 class RunCommand:

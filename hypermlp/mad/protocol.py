@@ -7,9 +7,10 @@ rate and a weight decay.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from hypermlp.config import require
 from hypermlp.mad.tasks import SAMPLERS, TASKS, find_task
@@ -136,6 +137,8 @@ GRIDS = {
 class Cell:
     """Everything that defines a training: two cells with equal fields give equal results."""
 
+    kind: ClassVar = "mad"
+
     mixer: str
     task: str
     settings: Changes
@@ -147,6 +150,17 @@ class Cell:
     def __post_init__(self) -> None:
         find_task(self.task).settings(**self.settings)  # says what is wrong before anything runs
         require("sampler", self.sampler, self.sampler in SAMPLERS, " or ".join(map(repr, SAMPLERS)))
+
+    @property
+    def title(self) -> str:
+        return f"{self.mixer}, {self.task}"
+
+    @property
+    def place(self) -> str:
+        return f"{self.task}/{re.sub(r'[^A-Za-z0-9.!-]', '_', self.mixer)}"
+
+    def say(self, result: dict[str, Any]) -> str:
+        return f"{result['score']:.1%} after {result['steps']} steps, {result['seconds']:.0f} s"
 
 
 def find_grid(name: str) -> Grid:

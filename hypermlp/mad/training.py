@@ -8,16 +8,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from hypermlp.mad.backbones import MakeMixer, build_backbone
+from hypermlp.mad.backbones import MakeMixer, build_backbone, resolve_mixer
 from hypermlp.mad.protocol import Cell, Training
 from hypermlp.mad.settings import IGNORED
 from hypermlp.mad.tasks import find_task, generate
+from hypermlp.workers import Progress
 
 FLOOR = 1e-6  # of the cosine
 
@@ -27,19 +27,6 @@ class Evaluation(NamedTuple):
     perplexity: float
     macro: float
     micro: float
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a running cell tells."""
-
-    step: int
-    steps: int
-    accuracy: float
-    seconds: float
-
-
-Tell = Callable[[Progress], None]
 
 
 def macro_accuracy(predicted: Tensor, targets: Tensor) -> float:
@@ -80,7 +67,14 @@ def rate_at(epoch: int, training: Training) -> float:
     return FLOOR + (training.learning_rate - FLOOR) * (1 + math.cos(math.pi * epoch / training.epochs)) / 2
 
 
-def run_cell(cell: Cell, *, mixer: MakeMixer | None = None, device: str = "cpu", tell: Tell | None = None) -> dict[str, Any]:
+def work(cell: Cell, device: str, tell: Callable[[Progress], None]) -> dict[str, Any]:
+    """For a worker: a mixer of the user's is imported there."""
+    return run_cell(cell, mixer=resolve_mixer(cell.mixer), device=device, tell=tell)
+
+
+def run_cell(
+    cell: Cell, *, mixer: MakeMixer | None = None, device: str = "cpu", tell: Callable[[Progress], None] | None = None
+) -> dict[str, Any]:
     """Train and score; the result is a dictionary for a record. ``mixer`` stands in for a name where a user brings a module."""
     began, training = time.perf_counter(), cell.training
     inputs, targets = _data(cell, "train", device)
@@ -106,7 +100,7 @@ def run_cell(cell: Cell, *, mixer: MakeMixer | None = None, device: str = "cpu",
             curve.append(evaluate(model, *test, step + 1, training))
             accuracy = getattr(curve[-1], training.accuracy)
             if tell is not None:
-                tell(Progress(step + 1, steps, accuracy, time.perf_counter() - began))
+                tell(Progress(step + 1, steps, time.perf_counter() - began, f"{accuracy:.1%}"))
             if accuracy > training.solved or not math.isfinite(curve[-1].perplexity):
                 break
     taken = min(curve, key=lambda e: e.perplexity) if training.score == "best" else curve[-1]
@@ -134,8 +128,3 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tens
 def _data(cell: Cell, split: str, device: str) -> tuple[Tensor, Tensor]:
     inputs, targets = generate(cell.task, split=split, seed=cell.seed, sampler=cell.sampler, **cell.settings)
     return torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device)
-
-
-def cell_dict(cell: Cell) -> dict[str, Any]:
-    """As plain data: what a record is found by."""
-    return asdict(cell)

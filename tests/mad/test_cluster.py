@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from hypermlp.cells import recorded, run_cells
 from hypermlp.cli import main
 from hypermlp.mad.protocol import GRIDS, cells
-from hypermlp.mad.run import recorded, run_cells
-from hypermlp.mad.workers import CellError, Cluster, Local
+from hypermlp.mad.training import work
+from hypermlp.workers import CellError, Cluster, Local
 
 cluster_utils = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed: pip install 'hypermlp[cluster]'")
 pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore::ResourceWarning")]
@@ -58,7 +59,7 @@ def ray_workers():
                 name = file.read()
         except OSError:
             continue
-        if name.startswith("ray::_train_far"):
+        if name.startswith("ray::_serve_far"):
             yield int(pid)
 
 
@@ -73,13 +74,15 @@ def test_a_killed_worker_loses_no_finished_cell(address, tmp_path):
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
 
-    found = {cell.task: timeless(result) for cell, result in run_cells([short, long], tmp_path, Cluster(address=address), tell=kill_once)}
+    found = {
+        cell.task: timeless(result) for cell, result in run_cells(work, [short, long], tmp_path, Cluster(address=address), tell=kill_once)
+    }
     assert len(killed) == 1
     assert found[short.task] == timeless(recorded(tmp_path, short))
-    assert found[long.task] == timeless(next(iter(Local(threads=1).run([long], lambda *_: None)))[1])
+    assert found[long.task] == timeless(next(iter(Local(threads=1).run(work, [long], lambda *_: None)))[1])
 
 
 def test_an_error_in_a_cell_is_told(address):
     (cell,) = smoke("compression")
     with pytest.raises(CellError, match="compression: ValueError: label 'X'"):
-        list(Cluster(address=address).run([replace(cell, mixer="X")], lambda *_: None))
+        list(Cluster(address=address).run(work, [replace(cell, mixer="X")], lambda *_: None))

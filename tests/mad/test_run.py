@@ -9,11 +9,12 @@ import pytest
 from torch import nn
 
 from hypermlp import mad
+from hypermlp.cells import record_path, recorded, run_cells
 from hypermlp.cli import main
 from hypermlp.mad.protocol import GRIDS, Training, cells
 from hypermlp.mad.report import summarize
-from hypermlp.mad.run import record_path, recorded, run_cells
-from hypermlp.mad.workers import CellError, Local
+from hypermlp.mad.training import work
+from hypermlp.workers import CellError, Local
 
 pytestmark = pytest.mark.usefixtures("server")
 
@@ -24,7 +25,7 @@ def smoke(*tasks, mixer="R-cg-q-12o"):
 
 def results(wanted, folder, **where):
     told = []
-    found = list(run_cells(wanted, folder, Local(**where), tell=lambda cell, progress: told.append(progress)))
+    found = list(run_cells(work, wanted, folder, Local(**where), tell=lambda cell, progress: told.append(progress)))
     return found, told
 
 
@@ -69,7 +70,7 @@ def test_a_worker_that_is_killed_is_started_again(tmp_path):
             for pid in children:
                 os.kill(pid, signal.SIGKILL)
 
-    found = list(run_cells([cell], tmp_path, Local(threads=1), tell=kill_once))
+    found = list(run_cells(work, [cell], tmp_path, Local(threads=1), tell=kill_once))
     assert killed[0]
     assert found[0][1]["steps"] == 120 or found[0][1]["score"] > 0.999
 
@@ -97,7 +98,7 @@ def test_an_interruption_keeps_what_is_done(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        list(run_cells([quick, long], tmp_path, Local(threads=1), tell=interrupt))
+        list(run_cells(work, [quick, long], tmp_path, Local(threads=1), tell=interrupt))
     assert recorded(tmp_path, quick) is not None
     assert recorded(tmp_path, long) is None
     time.sleep(0.5)
@@ -147,7 +148,7 @@ def test_a_wrong_shape_is_said_before_training(tmp_path):
 def test_an_error_in_a_cell_is_told():
     (cell,) = smoke("compression")
     with pytest.raises(CellError, match="compression: ValueError: label 'X'"):
-        list(Local(threads=1).run([replace(cell, mixer="X")], lambda *_: None))
+        list(Local(threads=1).run(work, [replace(cell, mixer="X")], lambda *_: None))
 
 
 @pytest.mark.parametrize("task", mad.TASKS)

@@ -1,8 +1,13 @@
-"""Where cells are run: local processes, or a Ray cluster. Both yield each cell with its result as it gets done."""
+"""Where cells are run: processes of this machine, or a Ray cluster. Both yield each cell with its result as it gets done.
+
+A cell is plain data with a ``title``; ``work(cell, device, tell)`` is a function that a process can import, and its result is a
+dictionary. What a cell is, how it is recorded and how a comparison is made of it: hypermlp/cells.py.
+"""
 
 from __future__ import annotations
 
-import importlib
+import argparse
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -14,29 +19,28 @@ from typing import Any
 
 import torch
 
-from hypermlp.mad.backbones import MakeMixer
-from hypermlp.mad.protocol import Cell
-from hypermlp.mad.training import Progress, run_cell
-
 ATTEMPTS = 3  # of a cell whose process is lost
-Tell = Callable[[Cell, Progress], None]
-Results = Iterator[tuple[Cell, dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a running cell tells."""
+
+    step: int
+    steps: int
+    seconds: float
+    news: str
+    """How well it does so far."""
+
+
+Tell = Callable[[Any, Progress], None]
+"""Of a cell."""
+Work = Callable[[Any, str, Callable[[Progress], None]], dict[str, Any]]
+Results = Iterator[tuple[Any, dict[str, Any]]]
 
 
 class CellError(RuntimeError):
     """A cell that cannot be run."""
-
-
-def resolve_mixer(name: str) -> MakeMixer | None:
-    """None for a label or registered name; the function behind "package.module:function"."""
-    if ":" not in name:
-        return None
-    module, _, attribute = name.partition(":")
-    try:
-        found: MakeMixer = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"mixer {name!r} cannot be imported: {error}; allowed: a label, or package.module:function") from error
-    return found
 
 
 @dataclass(kw_only=True)
@@ -47,15 +51,15 @@ class Local:
     threads: int | None = None
     """Of each; None to share the cores among them."""
     device: str = "cpu"
-    _waiting: list[tuple[Cell, int]] = field(default_factory=list, init=False)
-    _running: dict[Connection, tuple[Cell, int, Any]] = field(default_factory=dict, init=False)
+    _waiting: list[tuple[Any, int]] = field(default_factory=list, init=False)
+    _running: dict[Connection, tuple[Any, int, Any]] = field(default_factory=dict, init=False)
 
-    def run(self, cells: list[Cell], tell: Tell) -> Results:
+    def run(self, work: Work, cells: list[Any], tell: Tell) -> Results:
         self._waiting = [(cell, 1) for cell in reversed(cells)]
         try:
             while self._waiting or self._running:
                 while self._waiting and len(self._running) < self.jobs:
-                    self._start(*self._waiting.pop())
+                    self._start(work, *self._waiting.pop())
                 for connection in wait(list(self._running)):
                     result = self._hear(connection, tell)  # type: ignore[arg-type]
                     if result is not None:
@@ -65,18 +69,18 @@ class Local:
                 process.kill()
             self._running.clear()
 
-    def _start(self, cell: Cell, attempt: int) -> None:
+    def _start(self, work: Work, cell: Any, attempt: int) -> None:
         context: Any = multiprocessing.get_context("spawn" if os.name == "nt" else "forkserver")
         if os.name != "nt":
-            context.set_forkserver_preload(["hypermlp.mad.training"])  # imported once
+            context.set_forkserver_preload([_module(work)])  # imported once
         ours, theirs = context.Pipe(duplex=False)
         threads = self.threads or max(1, torch.get_num_threads() // self.jobs)
-        process = context.Process(target=_work, args=(theirs, cell, threads, self.device), daemon=True)
+        process = context.Process(target=_serve, args=(theirs, work, cell, threads, self.device), daemon=True)
         process.start()
         theirs.close()
         self._running[ours] = cell, attempt, process
 
-    def _hear(self, connection: Connection, tell: Tell) -> tuple[Cell, dict[str, Any]] | None:
+    def _hear(self, connection: Connection, tell: Tell) -> tuple[Any, dict[str, Any]] | None:
         cell, attempt, process = self._running[connection]
         try:
             kind, content = connection.recv()
@@ -90,24 +94,26 @@ class Local:
         if kind == "done":
             return cell, content
         if kind == "error":
-            raise CellError(f"{cell.mixer}, {cell.task}: {content}")
+            raise CellError(f"{cell.title}: {content}")
         if attempt == ATTEMPTS:
-            raise CellError(f"{cell.mixer}, {cell.task}: its process died {ATTEMPTS} times, last with code {process.exitcode}")
+            raise CellError(f"{cell.title}: its process died {ATTEMPTS} times, last with code {process.exitcode}")
         self._waiting.append((cell, attempt + 1))
         return None
 
 
-def _work(connection: Connection, cell: Cell, threads: int, device: str) -> None:
-    try:
-        result = _train(cell, threads, device, lambda progress: connection.send(("progress", progress)))
-        connection.send(("done", result))
-    except Exception as error:
-        connection.send(("error", f"{type(error).__name__}: {error}"))
+def _module(work: Any) -> str:
+    return str(getattr(work, "func", work).__module__)  # of a function, or of a partial one
 
 
-def _train(cell: Cell, threads: int, device: str, tell: Callable[[Progress], None] | None = None) -> dict[str, Any]:
+def _serve(connection: Connection, work: Work, cell: Any, threads: int, device: str) -> None:
     torch.set_num_threads(threads)
-    return run_cell(cell, mixer=resolve_mixer(cell.mixer), device=device, tell=tell)
+    with contextlib.suppress(BrokenPipeError):  # nobody listens any more
+        try:
+            connection.send(("done", work(cell, device, lambda progress: connection.send(("progress", progress)))))
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            connection.send(("error", f"{type(error).__name__}: {error}"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,15 +124,15 @@ class Cluster:
     threads: int = 1
     gpus: float = 0
 
-    def run(self, cells: list[Cell], tell: Tell) -> Results:
+    def run(self, work: Work, cells: list[Any], tell: Tell) -> Results:
         ray = self._connect()
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         board = ray.remote(num_cpus=0, scheduling_strategy=here)(_Board).remote()
-        remote = ray.remote(num_cpus=self.threads, num_gpus=self.gpus, max_retries=ATTEMPTS - 1)(_train_far)
+        remote = ray.remote(num_cpus=self.threads, num_gpus=self.gpus, max_retries=ATTEMPTS - 1)(_serve_far)
         device = "cuda" if self.gpus else "cpu"
-        running = {remote.remote(i, cell, self.threads, device, board): cell for i, cell in enumerate(cells)}
+        running = {remote.remote(work, i, cell, self.threads, device, board): cell for i, cell in enumerate(cells)}
         try:
             while running:
                 done, _ = ray.wait(list(running), timeout=0.2)
@@ -155,13 +161,13 @@ class Cluster:
         return ray
 
     @staticmethod
-    def _result(ray: Any, cell: Cell, reference: Any) -> dict[str, Any]:
+    def _result(ray: Any, cell: Any, reference: Any) -> dict[str, Any]:
         try:
             result: dict[str, Any] = ray.get(reference)
         except ray.exceptions.RayTaskError as error:
-            raise CellError(f"{cell.mixer}, {cell.task}: {type(error.cause).__name__}: {error.cause}") from error
+            raise CellError(f"{cell.title}: {type(error.cause).__name__}: {error.cause}") from error
         except ray.exceptions.RayError as error:
-            raise CellError(f"{cell.mixer}, {cell.task}: its worker was lost {ATTEMPTS} times; {error}") from error
+            raise CellError(f"{cell.title}: its worker was lost {ATTEMPTS} times; {error}") from error
         return result
 
 
@@ -186,5 +192,22 @@ class _Board:
         return news
 
 
-def _train_far(i: int, cell: Cell, threads: int, device: str, board: Any) -> dict[str, Any]:
-    return _train(cell, threads, device, lambda progress: board.put.remote(i, progress))
+def _serve_far(work: Work, i: int, cell: Any, threads: int, device: str, board: Any) -> dict[str, Any]:
+    torch.set_num_threads(threads)
+    return work(cell, device, lambda progress: board.put.remote(i, progress))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--jobs", type=int, default=1, help="cells at once, in processes (default: 1)")
+    parser.add_argument("--threads", type=int, help="of each process (default: the cores, shared)")
+    parser.add_argument("--device", default="cpu", help="of local processes (default: cpu)")
+    parser.add_argument("--cluster", metavar="ADDRESS", nargs="?", const="auto", help="run on a Ray cluster instead")
+    parser.add_argument("--gpus", type=float, default=0, help="GPUs of each cell on the cluster (default: 0)")
+
+
+def chosen(args: argparse.Namespace) -> Local | Cluster:
+    if args.jobs < 1 or (args.threads is not None and args.threads < 1):
+        raise ValueError(f"--jobs is {args.jobs}, --threads {args.threads}; they must be at least 1")
+    if args.cluster:
+        return Cluster(address=args.cluster, threads=args.threads or 1, gpus=args.gpus)
+    return Local(jobs=args.jobs, threads=args.threads, device=args.device)
