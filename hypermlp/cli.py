@@ -27,6 +27,9 @@ COMMANDS = {
     "mad run": Command("hypermlp.mad.command:RunCommand", "the MAD benchmark for a mixer", "hypermlp mad run --mixer G-cg-q-12o"),
     "mad compare": Command("hypermlp.mad.command:CompareCommand", "... for several", "hypermlp mad compare S-p R-cg-q G-cg-q-12o"),
     "mad show": Command("hypermlp.mad.command:ShowCommand", "a task and an example of it", "hypermlp mad show compression"),
+    "study run": Command("hypermlp.study.command:RunCommand", "the paper's 33 variants, all or some", "hypermlp study run --size smoke"),
+    "study tune": Command("hypermlp.study.command:TuneCommand", "... a learning rate for them", "hypermlp study tune --size mini --jobs 2"),
+    "study report": Command("hypermlp.study.command:ReportCommand", "... as a page and tables", "hypermlp study report runs/study-mini"),
     "bench op": Command(
         "hypermlp.bench.op",
         "time and memory of operator and layer against PyTorch's fused softmax attention",

@@ -12,6 +12,8 @@ import logging
 import multiprocessing
 import os
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -105,7 +107,20 @@ def _module(work: Any) -> str:
     return str(getattr(work, "func", work).__module__)  # of a function, or of a partial one
 
 
+def _end_with_parent() -> None:
+    """A process whose starter was killed would go on by itself, and be in the way of whoever starts the work again."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def _serve(connection: Connection, work: Work, cell: Any, threads: int, device: str) -> None:
+    _end_with_parent()
     torch.set_num_threads(threads)
     with contextlib.suppress(BrokenPipeError):  # nobody listens any more
         try:

@@ -13,10 +13,11 @@ LEVELS = [
     {"ops"},
     {"layers"},
     {"models"},
-    {"testing", "records"},
+    {"testing", "records", "pages"},
     {"workers"},
     {"cells"},
-    {"train", "mad", "study", "evals", "bench", "theory", "inspect", "info", "build"},
+    {"train", "mad"},
+    {"study", "evals", "bench", "theory", "inspect", "info", "build"},
     {"demo"},
     {"cli", "__main__"},
 ]

@@ -16,6 +16,10 @@ FREE_ON_RESUME = {  # how long, how often, how it is cut up
 }  # fmt: skip
 
 
+class BusyError(ValueError):
+    """Another process is training there."""
+
+
 class RunFolder:
     """What the run was begun with lies in recipe.json, beside the checkpoints."""
 
@@ -35,7 +39,7 @@ class RunFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self.unlock()
-            raise ValueError(f"another process is training in {self.path}; wait for it, or use another --out") from error
+            raise BusyError(f"another process is training in {self.path}; wait for it, or use another --out") from error
 
     def unlock(self) -> None:
         if self._lock is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import transformers
@@ -17,6 +18,7 @@ from hypermlp.train.recipe import Recipe, load_recipe
 from hypermlp.train.trainer import BadLossError, LMTrainer, training_arguments
 
 FINAL = "final"
+Callbacks = Sequence[transformers.TrainerCallback]
 
 
 def build_model(recipe: Recipe, prepared: PreparedData, init_from: str | None) -> HyperMLPForCausalLM:
@@ -35,7 +37,7 @@ def build_model(recipe: Recipe, prepared: PreparedData, init_from: str | None) -
         raise ValueError(f"the weights in {init_from} do not fit the recipe's model: {error}") from error
 
 
-def build_trainer(recipe: Recipe, folder: Path, prepared: PreparedData, model: HyperMLPForCausalLM) -> LMTrainer:
+def build_trainer(recipe: Recipe, folder: Path, prepared: PreparedData, model: HyperMLPForCausalLM, callbacks: Callbacks = ()) -> LMTrainer:
     training, data = recipe.training, recipe.data
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     train = Sequences(prepared, "train", data, count=training.steps * recipe.sequences_per_step, seed=training.seed)
@@ -50,23 +52,23 @@ def build_trainer(recipe: Recipe, folder: Path, prepared: PreparedData, model: H
             for split in ("train", "validation")
         },
         processing_class=prepared.tokenizer,
-        callbacks=[Progress(recipe, folder), StopOnSignal()],
+        callbacks=[Progress(recipe, folder), StopOnSignal(), *callbacks],
     )
 
 
-def train(recipe: Recipe, folder: Path, *, resume: bool = False, init_from: str | None = None) -> Path:
-    """Train and save; returns the folder of the final model."""
+def train(recipe: Recipe, folder: Path, *, resume: bool = False, init_from: str | None = None, callbacks: Callbacks = ()) -> Path:
+    """Train and save; returns the folder of the final model, or the run's where a signal stopped it. ``callbacks`` are for Trainer."""
     recipe.accumulation(int(os.environ.get("WORLD_SIZE", "1")))  # says what is wrong before anything is done
     run = RunFolder(folder)
     if _is_main():
         run.lock()
     try:
-        return _train(recipe, run, resume=resume, init_from=init_from)
+        return _train(recipe, run, resume=resume, init_from=init_from, callbacks=callbacks)
     finally:
         run.unlock()
 
 
-def _train(recipe: Recipe, run: RunFolder, *, resume: bool, init_from: str | None) -> Path:
+def _train(recipe: Recipe, run: RunFolder, *, resume: bool, init_from: str | None, callbacks: Callbacks) -> Path:
     found = checkpoints.newest_complete(run.path, put_away=resume and _is_main())
     if found is not None and not resume:
         raise ValueError(f"{run.path} has checkpoints already; pass --resume to go on from {found.name}, or another --out")
@@ -85,7 +87,7 @@ def _train(recipe: Recipe, run: RunFolder, *, resume: bool, init_from: str | Non
     if _is_main():
         run.keep(recipe, prepared.digest, init_from)
     model = build_model(recipe, prepared, init_from if found is None else None)
-    trainer = build_trainer(recipe, run.path, prepared, model)
+    trainer = build_trainer(recipe, run.path, prepared, model, callbacks)
     for callback in (transformers.PrinterCallback, transformers.ProgressCallback):
         trainer.remove_callback(callback)
     trainer.train(resume_from_checkpoint=str(found) if found is not None else None)

@@ -1,0 +1,34 @@
+"""From a template and its values to one file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+def render(template: Path, **values: Any) -> str:
+    """A Jinja template that extends "page.html"; whatever is not a chart is escaped."""
+    try:
+        import jinja2
+        import markupsafe
+    except ImportError as error:
+        raise ValueError("pages need Jinja: pip install 'hypermlp[report]'") from error
+    loader = jinja2.FileSystemLoader([template.parent, HERE])
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["chart"] = markupsafe.Markup
+    files = {name: markupsafe.Markup((HERE / f"page.{name}").read_text()) for name in ("css", "js")}
+    return environment.get_template(template.name).render(**files, **values)
+
+
+def write_page(path: Path, text: str) -> None:
+    """Written aside and renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.chmod(aside, 0o644)
+    os.replace(aside, path)

@@ -1,0 +1,107 @@
+"""``hypermlp study run``, ``tune`` and ``report``."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections import defaultdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hypermlp import mad, workers
+from hypermlp.cells import run_and_tell
+from hypermlp.mad.protocol import cells, find_grid
+from hypermlp.mad.run import check_mixers
+from hypermlp.mad.training import work as mad_work
+from hypermlp.pages import write_page
+from hypermlp.records import write_record
+from hypermlp.study import report
+from hypermlp.study.claims import CLAIMED
+from hypermlp.study.lm import RUNNING
+from hypermlp.study.lm import work as lm_work
+from hypermlp.study.protocol import SIZES, find_rows, find_size, lm_cells, tuning_cells
+from hypermlp.study.summary import read_study, summary
+from hypermlp.train.data import prepare
+from hypermlp.train.recipe import Recipe, build
+
+COLUMNS = ("lm", "mad")
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--size", default="mini", help="; ".join(f"{name}: {size.about}" for name, size in SIZES.items()))
+    parser.add_argument("--out", metavar="FOLDER", help="where records go (default: runs/study-SIZE)")
+    workers.add_arguments(parser)
+
+
+def run_lm(wanted: list[Any], folder: Path, where: workers.Local | workers.Cluster) -> list[tuple[Any, dict[str, Any]]]:
+    recipe: Recipe = build(Recipe, wanted[0].recipe, "")
+    prepare(recipe.data)  # once, before many ask for it
+    results = run_and_tell(partial(lm_work, folder=folder.absolute()), wanted, folder, where)
+    running = folder / RUNNING / "lm"
+    if running.is_dir() and not any(running.iterdir()):
+        running.rmdir()
+        running.parent.rmdir()
+    return results
+
+
+class RunCommand:
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--labels", nargs="+", default=["all"], help="rows, or all (default)")
+        parser.add_argument("--columns", nargs="+", default=list(COLUMNS), choices=COLUMNS, help="default: both")
+        add_common(parser)
+
+    @staticmethod
+    def main(args: argparse.Namespace) -> None:
+        size, rows = find_size(args.size), find_rows(args.labels)
+        folder = Path(args.out or f"runs/study-{args.size}")
+        where = workers.chosen(args)
+        tasks = list(size.mad_tasks or mad.TASKS)
+        on_mad = [cell for row in rows for cell in cells(row, find_grid(size.mad), tasks)]
+        if "mad" in args.columns:
+            check_mixers(on_mad)
+        if "lm" in args.columns:
+            run_lm(list(lm_cells(size, rows, CLAIMED)), folder, where)
+        if "mad" in args.columns:
+            run_and_tell(mad_work, on_mad, folder / "mad", where)
+        print(f"`hypermlp study report {folder}` makes a page of it")
+
+
+class TuneCommand:
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        add_common(parser)
+
+    @staticmethod
+    def main(args: argparse.Namespace) -> None:
+        folder = Path(args.out or f"runs/study-{args.size}-tuning")
+        results = run_lm(list(tuning_cells(find_size(args.size))), folder, workers.chosen(args))
+        losses: dict[float, dict[str, float]] = defaultdict(dict)
+        for cell, result in results:
+            losses[cell.recipe["training"]["learning_rate"]][cell.mixer] = result["loss"]
+        names = list(next(iter(losses.values())))
+        print("| learning rate | " + " | ".join(names) + " | mean |\n| ---: |" + " ---: |" * (len(names) + 1))
+        for rate, found in sorted(losses.items()):
+            print(f"| {rate:g} | " + " | ".join(f"{found[name]:.4f}" for name in names) + f" | {statistics.fmean(found.values()):.4f} |")
+
+
+class ReportCommand:
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("folder", help="of records that `hypermlp study run` wrote")
+        parser.add_argument("--against", metavar="FOLDER", help="compare with the records there, such as docs/results/study-mini")
+        parser.add_argument("--title", default="HyperMLP: the design study", help="of the page")
+
+    @staticmethod
+    def main(args: argparse.Namespace) -> None:
+        folder = Path(args.folder)
+        study = read_study(folder)
+        comparison = report.compare(study, read_study(Path(args.against))) if args.against else None
+        write_page(folder / "index.html", report.page(study, args.title, comparison))
+        write_page(folder / "table.md", report.markdown(study))
+        write_record(folder / "summary.json", summary(study))
+        print(report.markdown(study))
+        if comparison:
+            print(f"against {args.against}: {comparison}")
+        print(f"wrote {folder / 'index.html'}, table.md and summary.json")

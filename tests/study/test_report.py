@@ -1,0 +1,107 @@
+"""The page and tables say what the records say."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+from hypermlp.cli import main
+from hypermlp.label import PAPER_ROWS
+from hypermlp.study.protocol import ROWS
+from hypermlp.study.report import compare, page
+from hypermlp.study.summary import read_study
+
+PHONE, DESK = {"width": 390, "height": 844}, {"width": 1200, "height": 900}
+CHROMIUM = shutil.which("chromium")
+
+
+def test_report_writes_page_table_and_summary(made_up, capsys):
+    assert main(["study", "report", str(made_up), "--against", str(made_up)]) == 0
+    out = capsys.readouterr().out
+    assert "| R-12o! | 1,000,000 | 2.00 | 2 | 3.0" in out
+    assert "50.0 (49.4)" in out  # MAD beside the paper's
+    assert "35 rows in common; largest difference of a loss 0.0000; rank correlation 1.00" in out
+    summary = json.loads((made_up / "summary.json").read_text())
+    assert set(summary["rows"]) == set(ROWS)
+    row = summary["rows"]["R-cg-q-12o"]
+    assert row["loss"] == pytest.approx(2.9956, abs=0.01)
+    assert row["paper_loss"] == 2.9956
+    assert len(row["seeds"]) >= 2
+    assert summary["rows"]["R-2o!"]["paper_loss"] == PAPER_ROWS["R-2!"].loss
+    assert summary["spearman"]["value"] > 0.98
+    assert {claim["claim"]: claim["verdict"] for claim in summary["claims"]}["The lag layout is necessary"] == "supported"
+
+
+def test_the_papers_own_losses_support_what_they_support(made_up):
+    """The paper's claim about QK and VO holds for softmax rows and not for ReLU rows, in its own numbers."""
+    verdicts = {verdict.claim.name: verdict for verdict in read_study(made_up).verdicts}
+    assert verdicts["Sequence mixing dominates"].verdict == "supported"
+    assert [pair.verdict for pair in verdicts["Shrink QK, not VO"].pairs] == ["supported", "not supported"]
+
+
+def test_another_run_is_compared(made_up, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(made_up, copy)
+    for path in copy.glob("lm/R-12o!-*"):
+        record = json.loads(path.read_text())
+        record["results"]["loss"] += 0.25
+        path.write_text(json.dumps(record))
+    found = compare(read_study(copy), read_study(made_up))
+    assert found.largest == pytest.approx(0.25)
+    assert found.same
+
+
+def test_two_studies_in_one_folder_are_refused(made_up, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(made_up, copy)
+    path = next(copy.glob("lm/S-p-*"))
+    path.write_text(path.read_text().replace('"steps": 600', '"steps": 60'))
+    with pytest.raises(ValueError, match="records of more than one study"):
+        read_study(copy)
+
+
+@pytest.mark.parametrize("folder", ["nothing", "."])
+def test_a_folder_without_records_is_said(tmp_path, capsys, folder):
+    assert main(["study", "report", str(tmp_path / folder)]) == 2
+    assert "hypermlp study run" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed: apt-get install --no-install-recommends chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
+def test_the_page_in_a_browser(made_up, tmp_path, browser, size):
+    study = read_study(made_up)
+    (tmp_path / "index.html").write_text(page(study, "The <study>", compare(study, study)))
+    view, problems, asked = browser.new_page(viewport=size), [], []
+    view.on("pageerror", lambda error: problems.append(str(error)))
+    view.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    view.on("request", lambda request: asked.append(request.url))
+    view.goto((tmp_path / "index.html").as_uri())
+    assert view.locator("h1").inner_text() == "The <study>"
+    assert view.locator(".card").count() == 6
+    assert view.locator("svg .series").count() == 35
+    assert view.locator("tbody tr").count() == 35
+    assert view.evaluate("document.documentElement.scrollWidth") <= size["width"]  # nothing sticks out
+    smallest = view.evaluate("Math.min(...[...document.querySelectorAll('svg text')].map(t => t.getBoundingClientRect().height || 99))")
+    assert smallest >= 8  # pixels
+    dot = view.locator("svg .dot.G").first
+    dot.scroll_into_view_if_needed()
+    dot.hover(force=True)  # whichever lies on top there
+    assert re.search(r"^[SRG]-\S+\nours \d", view.locator("#tip").inner_text())
+    curve = view.locator("svg .series").first
+    curve.focus()
+    assert "at the end" in view.locator("#tip").inner_text()
+    assert problems == []
+    assert asked == [(tmp_path / "index.html").as_uri()]  # nothing comes from elsewhere
+    view.close()
