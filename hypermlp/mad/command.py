@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 
 from hypermlp import workers
 from hypermlp.cells import run_and_tell
-from hypermlp.mad.protocol import ACCURACIES, GRIDS, PRECISIONS, SCHEDULES, SCORES, cells, find_grid
+from hypermlp.mad.protocol import ACCURACIES, GRIDS, PRECISIONS, SCHEDULES, SCORES, Cell, cells, changed, find_grid
 from hypermlp.mad.report import Table, summarize
 from hypermlp.mad.run import check_mixers
 from hypermlp.mad.tasks import TASKS, find_task, generate
@@ -24,6 +25,8 @@ SWITCHES = {"schedule": SCHEDULES, "score": SCORES, "accuracy": ACCURACIES, "pre
 def add_running(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", nargs="+", default=["all"], help="names of tasks, or all (default)")
     parser.add_argument("--grid", default="mini", help="; ".join(f"{name}: {grid.about}" for name, grid in GRIDS.items()))
+    example = "such as num_train=51200, learning_rate=5e-4 or width=64"
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=f"change every cell, {example}")
     parser.add_argument("--out", default="runs/mad", metavar="FOLDER", help="where records go (default: runs/mad)")
     workers.add_arguments(parser)
     for name, allowed in SWITCHES.items():
@@ -34,10 +37,24 @@ def run(mixers: list[str], args: argparse.Namespace) -> Table:
     grid = find_grid(args.grid)
     tasks = list(TASKS) if args.task == ["all"] else args.task
     switches: dict[str, Any] = {name: getattr(args, name) for name in SWITCHES if getattr(args, name) is not None}
-    wanted = [cell for mixer in mixers for cell in cells(mixer, grid, tasks, **switches)]
+    changes = switches | dict(map(parse, args.set))
+    wanted: list[Cell] = []
+    for cell in (changed(cell, **changes) for mixer in mixers for cell in cells(mixer, grid, tasks)):
+        if cell not in wanted:  # where a change makes two cells equal
+            wanted.append(cell)
     where = workers.chosen(args)
     check_mixers(wanted)
     return summarize(run_and_tell(work, wanted, Path(args.out), where))
+
+
+def parse(change: str) -> tuple[str, Any]:
+    name, equals, value = change.partition("=")
+    if not equals:
+        raise ValueError(f"--set is {change!r}; it must be KEY=VALUE, for example num_train=51200")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
 
 
 class RunCommand:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from hypermlp.config import require
+from hypermlp.mad.settings import whole
 from hypermlp.mad.tasks import SAMPLERS, TASKS, find_task
 
 Changes = dict[str, Any]
@@ -67,10 +68,13 @@ class Training:
     def __post_init__(self) -> None:
         for name, allowed in (("schedule", SCHEDULES), ("score", SCORES), ("accuracy", ACCURACIES), ("precision", PRECISIONS)):
             require(name, getattr(self, name), getattr(self, name) in allowed, " or ".join(map(repr, allowed)))
-        for name in ("learning_rate", "batch_size", "epochs"):
-            require(name, getattr(self, name), getattr(self, name) > 0, "positive")
-        require("weight_decay", self.weight_decay, self.weight_decay >= 0, "zero or more")
-        require("evaluate_every", self.evaluate_every, self.evaluate_every is None or self.evaluate_every > 0, "positive, or None")
+        for name in ("learning_rate", "weight_decay", "solved"):
+            require(name, getattr(self, name), isinstance(getattr(self, name), int | float) and getattr(self, name) >= 0, "0 or more")
+        require("learning_rate", self.learning_rate, self.learning_rate > 0, "positive")
+        for name in ("batch_size", "epochs"):
+            require(name, getattr(self, name), whole(getattr(self, name)) and getattr(self, name) > 0, "a whole number, 1 or more")
+        every = self.evaluate_every
+        require("evaluate_every", every, every is None or (whole(every) and every > 0), "a whole number, 1 or more, or None")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +154,8 @@ class Cell:
     def __post_init__(self) -> None:
         find_task(self.task).settings(**self.settings)  # says what is wrong before anything runs
         require("sampler", self.sampler, self.sampler in SAMPLERS, " or ".join(map(repr, SAMPLERS)))
+        require("width", self.width, whole(self.width) and self.width > 0, "a whole number, 1 or more")
+        require("seed", self.seed, whole(self.seed) and self.seed >= 0, "a whole number, 0 or more")
 
     @property
     def title(self) -> str:
@@ -163,16 +169,25 @@ class Cell:
         return f"{result['score']:.1%} after {result['steps']} steps, {result['seconds']:.0f} s"
 
 
+def changed(cell: Cell, **changes: Any) -> Cell:
+    """The cell with other settings of the task, fields of Training, ``width``, ``seed`` or ``sampler``; unknown names raise."""
+    of_training = {f.name for f in fields(Training)}
+    own = {name: value for name, value in changes.items() if name in ("width", "seed", "sampler")}
+    training = {name: value for name, value in changes.items() if name in of_training}
+    settings = {name: value for name, value in changes.items() if name not in own and name not in training}
+    return replace(cell, settings=cell.settings | settings, training=replace(cell.training, **training), **own)
+
+
 def find_grid(name: str) -> Grid:
     if name not in GRIDS:
         raise ValueError(f"unknown grid {name!r}; allowed: {', '.join(GRIDS)}")
     return GRIDS[name]
 
 
-def cells(mixer: str, grid: Grid, tasks: list[str], **training: Any) -> Iterator[Cell]:
-    """The trainings of one mixer; ``training`` overrides fields of ``Training``."""
+def cells(mixer: str, grid: Grid, tasks: list[str]) -> Iterator[Cell]:
+    """The trainings of one mixer."""
     for task in tasks:
         find_task(task)
         for changes, rate, decay in itertools.product(grid.settings[task], grid.learning_rates, grid.weight_decays):
-            chosen = replace(grid.training[task], **({"learning_rate": rate, "weight_decay": decay} | training))
+            chosen = replace(grid.training[task], learning_rate=rate, weight_decay=decay)
             yield Cell(mixer=mixer, task=task, settings=changes, training=chosen, sampler=grid.sampler, width=grid.width, seed=grid.seed)

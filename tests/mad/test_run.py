@@ -14,6 +14,7 @@ from hypermlp.cli import main
 from hypermlp.mad.protocol import GRIDS, Training, cells
 from hypermlp.mad.report import summarize
 from hypermlp.mad.training import work
+from hypermlp.records import read_record
 from hypermlp.workers import CellError, Local
 
 pytestmark = pytest.mark.usefixtures("server")
@@ -56,6 +57,17 @@ def test_any_difference_is_another_cell(tmp_path, change):
     assert recorded(tmp_path, cell) is not None
     assert recorded(tmp_path, replace(cell, **change)) is None
     assert record_path(tmp_path, cell) != record_path(tmp_path, replace(cell, **change))
+
+
+def test_cells_can_be_changed(tmp_path, capsys):
+    words = ["--set", "num_train=32", "--set", "width=16", "--set", "learning_rate=5e-4", "--schedule", "cosine"]
+    assert main(["mad", "run", "--mixer", "S-p", "--grid", "smoke", "--task", "compression", "--out", str(tmp_path), *words]) == 0
+    (path,) = tmp_path.glob("compression/*.json")
+    settings = read_record(path, "mad")["settings"]
+    assert settings["settings"]["num_train"] == 32
+    assert settings["width"] == 16
+    assert settings["training"]["learning_rate"] == 5e-4
+    assert settings["training"]["schedule"] == "cosine"
 
 
 def test_a_worker_that_is_killed_is_started_again(tmp_path):
@@ -133,6 +145,10 @@ def make_wrong(hidden_size, max_length):
         (["--mixer", "no.such:thing"], "mixer 'no.such:thing' cannot be imported"),
         (["--mixer", "math:nothing"], "mixer 'math:nothing' cannot be imported"),
         (["--mixer", "S-p", "--jobs", "0"], "--jobs is 0"),
+        (["--mixer", "S-p", "--set", "num_trian=5"], "unknown settings num_trian; allowed: "),
+        (["--mixer", "S-p", "--set", "learning_rate=fast"], "learning_rate is 'fast'"),
+        (["--mixer", "S-p", "--set", "epochs=1.5"], "epochs is 1.5"),
+        (["--mixer", "S-p", "--set", "width"], "--set is 'width'"),
     ],
 )
 def test_errors_before_training(tmp_path, capsys, arguments, message):
