@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from hypermlp.records import new_record, read_record, write_record
+from hypermlp.records import check_writable, new_record, read_record, write_record
 from hypermlp.workers import CellError, Cluster, Local, Progress, Results, Tell, Work
 
 
@@ -47,39 +47,68 @@ def recorded(folder: Path, cell: Cell) -> dict[str, Any] | None:
     path = record_path(folder, cell)
     if not path.is_file():
         return None
-    record = read_record(path, cell.kind)
+    try:
+        record = read_record(path, cell.kind)
+    except ValueError as error:
+        raise ValueError(f"{error}; remove it, and its cell is run again") from error
     same = record["settings"] == json.loads(json.dumps(dataclasses.asdict(cell)))
     results: dict[str, Any] = record["results"]
     return results if same else None
 
 
 def run_cells(work: Work, wanted: list[Any], folder: Path, where: Local | Cluster, *, tell: Tell) -> Results:
-    """Every cell with its result: first those that are recorded, then the others as they get done."""
+    """Every cell with its result, or with what went wrong: first those that are recorded, then the others as they get done."""
     missing = []
     for cell in wanted:
-        result = recorded(folder, cell)
-        if result is None:
+        known = recorded(folder, cell)
+        if known is None:
             missing.append(cell)
         else:
-            yield cell, result
+            yield cell, known
     for cell, result in where.run(work, missing, tell):
-        write_record(record_path(folder, cell), new_record(cell.kind, dataclasses.asdict(cell), result))
+        if not isinstance(result, CellError):
+            write_record(record_path(folder, cell), new_record(cell.kind, dataclasses.asdict(cell), result))
         yield cell, result
 
 
-def run_and_tell(work: Work, wanted: list[Any], folder: Path, where: Local | Cluster) -> list[tuple[Any, dict[str, Any]]]:
+@dataclasses.dataclass
+class Outcome:
+    """Of a command: what came out, and what did not."""
+
+    results: list[tuple[Any, dict[str, Any]]]
+    failures: list[CellError]
+
+    def complain(self) -> None:
+        """After everything else was shown."""
+        if self.failures:
+            what = "\n".join(map(str, self.failures))
+            raise ValueError(f"{len(self.failures)} of the cells failed; the others are recorded, and the same command goes on:\n{what}")
+
+
+def run_and_tell(work: Work, wanted: list[Any], folder: Path, where: Local | Cluster) -> Outcome:
     """For a command: all of them, with lines about how far they are."""
+    check_writable(folder / "record")
     known = sum(recorded(folder, cell) is not None for cell in wanted)
-    print(f"{len(wanted)} cells, {known} of them recorded in {folder}", flush=True)
-    teller, results = Teller(len(wanted) - known), []
+    tell_people(f"{len(wanted)} cell{'s' * (len(wanted) != 1)}, {known} of them recorded in {folder}")
+    teller, outcome = Teller(len(wanted) - known), Outcome([], [])
     try:
-        for cell, result in run_cells(work, wanted, folder, where, tell=teller.progress):
-            results.append((cell, result))
-            if len(results) > known:
-                teller.done(cell, result)
-    except CellError as error:
-        raise ValueError(error) from error
-    return results
+        for i, (cell, result) in enumerate(run_cells(work, wanted, folder, where, tell=teller.progress)):
+            if isinstance(result, CellError):
+                outcome.failures.append(result)
+                teller.done(f"{result}")
+                continue
+            outcome.results.append((cell, result))
+            if i >= known:
+                teller.done(f"{cell.title}: {cell.say(result)}")
+    except KeyboardInterrupt:
+        tell_people(f"interrupted: {len(outcome.results)} of {len(wanted)} are recorded, and the same command goes on")
+        raise
+    return outcome
+
+
+def tell_people(line: str) -> None:
+    """Beside the results, which go to the standard output."""
+    print(line, file=sys.stderr, flush=True)
 
 
 class Teller:
@@ -94,10 +123,9 @@ class Teller:
             return
         self.told = time.monotonic()
         left = progress.seconds * (progress.steps / progress.step - 1)
-        at = f"step {progress.step}/{progress.steps}, {progress.news}"
-        print(f"  {cell.title}: {at}, at most {left:.0f} s left of this cell", file=sys.stderr, flush=True)
+        tell_people(f"  {cell.title}: step {progress.step}/{progress.steps}, {progress.news}, at most {left:.0f} s left of this cell")
 
-    def done(self, cell: Cell, result: dict[str, Any]) -> None:
+    def done(self, what: str) -> None:
         self.finished += 1
         left = (time.monotonic() - self.began) / self.finished * (self.cells - self.finished)
-        print(f"[{self.finished}/{self.cells}] {cell.title}: {cell.say(result)}; about {left / 60:.0f} min left", flush=True)
+        tell_people(f"[{self.finished}/{self.cells}] {what}" + f"; about {left / 60:.0f} min left" * (self.finished < self.cells))

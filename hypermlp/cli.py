@@ -39,9 +39,11 @@ COMMANDS = {
 }
 
 
-def overview() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+def overview(group: str = "") -> str:
+    """All commands, or those that begin with a word."""
+    named = {name: command for name, command in COMMANDS.items() if name.startswith(group)}
+    width = max(map(len, named))
+    lines = [f"  {name:<{width}}  {command.summary}" for name, command in named.items()]
     return "usage: hypermlp COMMAND ...\n\n" + "\n".join(lines) + "\n\nhypermlp COMMAND --help explains one, with an example."
 
 
@@ -53,11 +55,11 @@ def main(argv: list[str] | None = None) -> int:
     name = next((" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in COMMANDS), None)
     if name is None:
         asked_for_help = not words or words[-1] in ("-h", "--help")
+        inner = [name.split()[1] for name in COMMANDS if words and name.startswith(words[0] + " ")]
         if not asked_for_help:
-            inner = [name.split()[1] for name in COMMANDS if name.startswith(words[0] + " ")]
-            said = f"{words[0]!r} is followed by one of: {', '.join(inner)}" if inner else f"unknown command {words[0]!r}"
+            said = f"{words[0]!r} is followed by one of: {', '.join(inner)}" if inner else f"unknown command {' '.join(words[:1])!r}"
             print(f"hypermlp: {said}", file=sys.stderr)
-        print(overview(), file=sys.stdout if asked_for_help else sys.stderr)
+        print(overview(words[0] + " " if inner else ""), file=sys.stdout if asked_for_help else sys.stderr)
         return 0 if asked_for_help else 2
     command = COMMANDS[name]
     module, _, within = command.place.partition(":")
@@ -71,6 +73,9 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"hypermlp {name}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"hypermlp {name}: interrupted", file=sys.stderr)
+        return 130
     return 0
 
 

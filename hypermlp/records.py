@@ -83,12 +83,15 @@ def write_record(path: str | Path, record: dict[str, Any]) -> None:
 def read_record(path: str | Path, kind: str | None = None) -> dict[str, Any]:
     """A record, checked for being one (of this kind)."""
     try:
-        record = json.loads(Path(path).read_text())
-    except json.JSONDecodeError as error:
+        record = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
         raise ValueError(f"{path} is not a record: {error}") from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         found = record.get("format") if isinstance(record, dict) else None
         raise ValueError(f"{path} is not a record of format {FORMAT}: its format is {found!r}")
+    missing = [key for key in ("kind", "settings", "results") if key not in record]
+    if missing:
+        raise ValueError(f"{path} is not a record: it has no {' and no '.join(missing)}")
     if kind is not None and record["kind"] != kind:
         raise ValueError(f"{path} is a record of kind {record['kind']!r}; expected {kind!r}")
     return record

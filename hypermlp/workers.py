@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import socket
 import threading
-import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -38,11 +38,20 @@ class Progress:
 Tell = Callable[[Any, Progress], None]
 """Of a cell."""
 Work = Callable[[Any, str, Callable[[Progress], None]], dict[str, Any]]
-Results = Iterator[tuple[Any, dict[str, Any]]]
 
 
 class CellError(RuntimeError):
-    """A cell that cannot be run."""
+    """A cell that could not be run."""
+
+
+def describe(error: BaseException) -> str:
+    """What happened, and in which line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+Results = Iterator[tuple[Any, dict[str, Any] | CellError]]
 
 
 @dataclass(kw_only=True)
@@ -82,11 +91,11 @@ class Local:
         theirs.close()
         self._running[ours] = cell, attempt, process
 
-    def _hear(self, connection: Connection, tell: Tell) -> tuple[Any, dict[str, Any]] | None:
+    def _hear(self, connection: Connection, tell: Tell) -> tuple[Any, dict[str, Any] | CellError] | None:
         cell, attempt, process = self._running[connection]
         try:
             kind, content = connection.recv()
-        except EOFError:
+        except (EOFError, OSError):  # between two messages, or within one
             kind, content = "lost", None
         if kind == "progress":
             tell(cell, content)
@@ -96,9 +105,9 @@ class Local:
         if kind == "done":
             return cell, content
         if kind == "error":
-            raise CellError(f"{cell.title}: {content}")
+            return cell, CellError(f"{cell.title}: {content}")
         if attempt == ATTEMPTS:
-            raise CellError(f"{cell.title}: its process died {ATTEMPTS} times, last with code {process.exitcode}")
+            return cell, CellError(f"{cell.title}: its process died {ATTEMPTS} times, last with code {process.exitcode}")
         self._waiting.append((cell, attempt + 1))
         return None
 
@@ -109,11 +118,11 @@ def _module(work: Any) -> str:
 
 def _end_with_parent() -> None:
     """A process whose starter was killed would go on by itself, and be in the way of whoever starts the work again."""
-    parent = os.getppid()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.2)
+        wait([parent.sentinel])
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -128,7 +137,7 @@ def _serve(connection: Connection, work: Work, cell: Any, threads: int, device: 
         except BrokenPipeError:
             raise
         except Exception as error:
-            connection.send(("error", f"{type(error).__name__}: {error}"))
+            connection.send(("error", describe(error)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +150,7 @@ class Cluster:
 
     def run(self, work: Work, cells: list[Any], tell: Tell) -> Results:
         ray = self._connect()
+        self._check_resources(ray)
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -175,14 +185,19 @@ class Cluster:
                 raise ValueError(f"no Ray cluster at {self.address!r} ({error}); {advice}") from error
         return ray
 
+    def _check_resources(self, ray: Any) -> None:
+        """Ray would wait for such a machine to come."""
+        offers = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        if not any(offer.get("CPU", 0) >= self.threads and offer.get("GPU", 0) >= self.gpus for offer in offers):
+            most = ", ".join(f"{offer.get('CPU', 0):g} CPUs and {offer.get('GPU', 0):g} GPUs" for offer in offers)
+            raise ValueError(f"no machine of the cluster has --threads {self.threads} and --gpus {self.gpus:g}; they have {most}")
+
     @staticmethod
-    def _result(ray: Any, cell: Any, reference: Any) -> dict[str, Any]:
+    def _result(ray: Any, cell: Any, reference: Any) -> dict[str, Any] | CellError:
         try:
-            result: dict[str, Any] = ray.get(reference)
-        except ray.exceptions.RayTaskError as error:
-            raise CellError(f"{cell.title}: {type(error.cause).__name__}: {error.cause}") from error
+            result: dict[str, Any] | CellError = ray.get(reference)
         except ray.exceptions.RayError as error:
-            raise CellError(f"{cell.title}: its worker was lost {ATTEMPTS} times; {error}") from error
+            return CellError(f"{cell.title}: its worker was lost {ATTEMPTS} times, or never began; {error}")
         return result
 
 
@@ -207,9 +222,12 @@ class _Board:
         return news
 
 
-def _serve_far(work: Work, i: int, cell: Any, threads: int, device: str, board: Any) -> dict[str, Any]:
+def _serve_far(work: Work, i: int, cell: Any, threads: int, device: str, board: Any) -> dict[str, Any] | CellError:
     torch.set_num_threads(threads)
-    return work(cell, device, lambda progress: board.put.remote(i, progress))
+    try:
+        return work(cell, device, lambda progress: board.put.remote(i, progress))
+    except Exception as error:
+        return CellError(f"{cell.title}: {describe(error)}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -223,6 +241,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def chosen(args: argparse.Namespace) -> Local | Cluster:
     if args.jobs < 1 or (args.threads is not None and args.threads < 1):
         raise ValueError(f"--jobs is {args.jobs}, --threads {args.threads}; they must be at least 1")
+    if args.gpus < 0 or (args.gpus and not args.cluster):
+        raise ValueError(f"--gpus is {args.gpus}; it must be 0 or more, and goes with --cluster")
+    try:
+        torch.zeros(1, device=args.device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device is {args.device!r}, which cannot be used here: {str(error).splitlines()[0]}") from error
     if args.cluster:
         return Cluster(address=args.cluster, threads=args.threads or 1, gpus=args.gpus)
     return Local(jobs=args.jobs, threads=args.threads, device=args.device)

@@ -6,7 +6,11 @@ import pytest
 
 from hypermlp.bench import lm
 from hypermlp.bench.op import Row, table
+from hypermlp.cells import recorded
 from hypermlp.cli import main
+from hypermlp.mad.protocol import cells, find_grid
+from hypermlp.mad.report import summarize
+from hypermlp.mad.tasks import TASKS
 from hypermlp.records import read_record
 
 ROOT = Path(__file__).parents[1]
@@ -22,6 +26,14 @@ def test_benchmark_tables(document, record):
 def test_training_tables(record):
     rows = read_record(ROOT / "docs" / "results" / record, "bench-lm")["results"]
     assert lm.table(rows) in (ROOT / "docs" / "performance.md").read_text(), f"docs/performance.md does not show docs/results/{record}"
+
+
+def test_mad_tables():
+    """Of the mini grid."""
+    labels = ["S", "S-p", "R-cg-q", "R-cg-q-12o", "G-cg-q-12o", "R-12!", "R-12o!"]
+    wanted = [cell for label in labels for cell in cells(label, find_grid("mini"), list(TASKS))]
+    results = [(cell, recorded(ROOT / "docs" / "results" / "mad-mini", cell)) for cell in wanted]
+    assert str(summarize(results)) in (ROOT / "docs" / "mad.md").read_text(), "docs/mad.md does not show docs/results/mad-mini"
 
 
 @pytest.mark.parametrize("recipe", ["lm-340m", "lm-1.3b"])

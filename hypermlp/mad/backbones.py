@@ -5,15 +5,14 @@ Shapes: B batch, T positions, D width, V vocabulary.
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from hypermlp.layers import build_mixer
 from hypermlp.layers.mlp import SwigluMlp
+from hypermlp.mad.mixers import MakeMixer, make
 
 NORM_EPS, DEPTH = 1e-5, 2
 
@@ -36,28 +35,11 @@ class Residual(nn.Module):
         return out
 
 
-MakeMixer = Callable[..., nn.Module]  # make(hidden_size=..., max_length=...): [B, T, D] -> [B, T, D], causal
-
-
-def make_any(mixer: str | MakeMixer, width: int, max_length: int) -> nn.Module:
-    """A label or registered name, or whatever a user's function makes, checked for its shape."""
-    if isinstance(mixer, str):
-        return build_mixer(mixer, hidden_size=width, max_length=max_length)
-    made = mixer(hidden_size=width, max_length=max_length)
-    tokens = min(4, max_length)
-    with torch.no_grad():
-        out = made(torch.zeros(2, tokens, width))
-    if not isinstance(out, Tensor) or out.shape != (2, tokens, width):
-        got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise ValueError(f"the mixer gave {got} for an input [2, {tokens}, {width}]; it must give a tensor of the same shape")
-    return made
-
-
 def mixing_layers(mixer: str | MakeMixer, width: int, max_length: int) -> nn.Sequential:
     """Mixer, SwiGLU, mixer, SwiGLU."""
     parts: list[nn.Module] = []
     for _ in range(DEPTH):
-        parts += [make_any(mixer, width, max_length), SwigluMlp(width, swiglu_width(width))]
+        parts += [make(mixer, width, max_length), SwigluMlp(width, swiglu_width(width))]
     return nn.Sequential(*(Residual(width, part) for part in parts))
 
 
@@ -129,15 +111,3 @@ def build_backbone(task: str, mixer: str | MakeMixer, *, vocab_size: int, max_le
     """The one that a task is run with."""
     kind = Autoencoder if task == "compression" else LanguageBackbone
     return kind(mixer, vocab_size=vocab_size, max_length=max_length, width=width)
-
-
-def resolve_mixer(name: str) -> MakeMixer | None:
-    """None for a label or registered name; the function behind "package.module:function"."""
-    if ":" not in name:
-        return None
-    module, _, attribute = name.partition(":")
-    try:
-        found: MakeMixer = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"mixer {name!r} cannot be imported: {error}; allowed: a label, or package.module:function") from error
-    return found

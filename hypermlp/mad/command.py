@@ -13,8 +13,9 @@ import numpy as np
 
 from hypermlp import workers
 from hypermlp.cells import run_and_tell
+from hypermlp.mad.mixers import identify
 from hypermlp.mad.protocol import ACCURACIES, GRIDS, PRECISIONS, SCHEDULES, SCORES, Cell, cells, changed, find_grid
-from hypermlp.mad.report import Table, summarize
+from hypermlp.mad.report import summarize
 from hypermlp.mad.run import check_mixers
 from hypermlp.mad.tasks import TASKS, find_task, generate
 from hypermlp.mad.training import work
@@ -33,18 +34,22 @@ def add_running(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", choices=allowed, help="default: the grid's; docs/mad.md says what was published")
 
 
-def run(mixers: list[str], args: argparse.Namespace) -> Table:
+def run(names: list[str], args: argparse.Namespace) -> None:
     grid = find_grid(args.grid)
-    tasks = list(TASKS) if args.task == ["all"] else args.task
+    tasks = list(TASKS) if "all" in args.task else args.task
     switches: dict[str, Any] = {name: getattr(args, name) for name in SWITCHES if getattr(args, name) is not None}
     changes = switches | dict(map(parse, args.set))
     wanted: list[Cell] = []
-    for cell in (changed(cell, **changes) for mixer in mixers for cell in cells(mixer, grid, tasks)):
+    for cell in (changed(cell, **changes) for name in names for cell in cells(identify(name), grid, tasks)):
         if cell not in wanted:  # where a change makes two cells equal
             wanted.append(cell)
     where = workers.chosen(args)
     check_mixers(wanted)
-    return summarize(run_and_tell(work, wanted, Path(args.out), where))
+    outcome = run_and_tell(work, wanted, Path(args.out), where)
+    print(summarize(sorted(outcome.results, key=lambda result: wanted.index(result[0]))))
+    changed_too = f", with {', '.join(f'{name} {value}' for name, value in changes.items())}" if changes else ""
+    print(f"\nPercent, {args.grid} grid{changed_too}; in brackets the paper's, which are of the full one.")
+    outcome.complain()
 
 
 def parse(change: str) -> tuple[str, Any]:
@@ -65,7 +70,7 @@ class RunCommand:
 
     @staticmethod
     def main(args: argparse.Namespace) -> None:
-        print(run([args.mixer], args))
+        run([args.mixer], args)
 
 
 class CompareCommand:
@@ -76,7 +81,7 @@ class CompareCommand:
 
     @staticmethod
     def main(args: argparse.Namespace) -> None:
-        print(run(args.mixers, args))
+        run(args.mixers, args)
 
 
 class ShowCommand:
@@ -90,7 +95,8 @@ class ShowCommand:
         task = find_task(args.task)
         print(textwrap.dedent("    " + inspect.getdoc(task.make).replace("\n", "\n    ")))  # type: ignore[union-attr]
         inputs, targets = generate(args.task, split=args.split, num_train=1, num_test=1)
-        print(f"\nbaseline {task.baseline}\n\nan example of the {args.split} split, target below input, - where nothing is asked:\n")
+        baseline = ", ".join(f"{name} {getattr(task.baseline, name)}" for name in task.changes)
+        print(f"\nbaseline: {baseline}\n\nan example of the {args.split} split, target below input, - where nothing is asked:\n")
         for first in range(0, inputs.shape[1], 24):
             part = slice(first, first + 24)
             print(" ".join(f"{token:3}" for token in inputs[0, part]))

@@ -7,6 +7,7 @@ rate and a weight decay.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
@@ -43,6 +44,10 @@ PUBLISHED: dict[str, list[Changes]] = {  # 66 settings, the baseline first
 }
 
 
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """How a cell is trained and scored. The defaults are what the published code does, which is not all that it says."""
@@ -55,7 +60,8 @@ class Training:
     evaluate_every: int | None = None
     """Steps between evaluations on the test set; None for once an epoch."""
     schedule: str = "constant"
-    """The published code asks for a "cosine" over the epochs, down to 1e-6, in a way that its framework ignores."""
+    """The published code asks for a "cosine" over the epochs, down to 1e-6, in a way that its framework ignores.
+    With one epoch, a cosine over its steps."""
     score: str = "best"
     """From the evaluation of least perplexity ("best"), as the published code does without saying, or from the "last" one."""
     accuracy: str = "macro"
@@ -69,7 +75,7 @@ class Training:
         for name, allowed in (("schedule", SCHEDULES), ("score", SCORES), ("accuracy", ACCURACIES), ("precision", PRECISIONS)):
             require(name, getattr(self, name), getattr(self, name) in allowed, " or ".join(map(repr, allowed)))
         for name in ("learning_rate", "weight_decay", "solved"):
-            require(name, getattr(self, name), isinstance(getattr(self, name), int | float) and getattr(self, name) >= 0, "0 or more")
+            require(name, getattr(self, name), _number(getattr(self, name)) and getattr(self, name) >= 0, "a number, 0 or more")
         require("learning_rate", self.learning_rate, self.learning_rate > 0, "positive")
         for name in ("batch_size", "epochs"):
             require(name, getattr(self, name), whole(getattr(self, name)) and getattr(self, name) > 0, "a whole number, 1 or more")
@@ -152,10 +158,12 @@ class Cell:
     seed: int
 
     def __post_init__(self) -> None:
-        find_task(self.task).settings(**self.settings)  # says what is wrong before anything runs
+        chosen = find_task(self.task).settings(**self.settings)  # says what is wrong before anything runs
+        for name in ("num_train", "num_test"):
+            require(name, getattr(chosen, name), getattr(chosen, name) > 0, "positive")
         require("sampler", self.sampler, self.sampler in SAMPLERS, " or ".join(map(repr, SAMPLERS)))
         require("width", self.width, whole(self.width) and self.width > 0, "a whole number, 1 or more")
-        require("seed", self.seed, whole(self.seed) and self.seed >= 0, "a whole number, 0 or more")
+        require("seed", self.seed, whole(self.seed) and 0 <= self.seed < 2**32, "a whole number, 0 or more and below 2**32")
 
     @property
     def title(self) -> str:
@@ -163,10 +171,11 @@ class Cell:
 
     @property
     def place(self) -> str:
-        return f"{self.task}/{re.sub(r'[^A-Za-z0-9.!-]', '_', self.mixer)}"
+        return f"{self.task}/{re.sub(r'[^A-Za-z0-9.!@-]', '_', self.mixer)}"
 
     def say(self, result: dict[str, Any]) -> str:
-        return f"{result['score']:.1%} after {result['steps']} steps, {result['seconds']:.0f} s"
+        diverged = ", where it diverged" * result.get("diverged", False)
+        return f"{result['score']:.1%} after {result['steps']} steps{diverged}, {result['seconds']:.0f} s"
 
 
 def changed(cell: Cell, **changes: Any) -> Cell:

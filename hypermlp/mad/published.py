@@ -45,7 +45,8 @@ def recall(settings: Settings, rng: Generators, test: bool) -> Example:
         train target   14 2 9 1 14 2 9
         test target    -  -  - - 14 - 9
 
-    With noise (noisy recall) a slot other than a protected one may hold two tokens of noise instead:
+    Keys are the lower half of the tokens, values the upper. With noise (noisy recall) each slot, but for the last and one that is
+    chosen at random, may hold two tokens of noise instead:
 
         built          1 14 | 17 20 | 1 14
         input          1 14 17 20 1
@@ -79,6 +80,7 @@ def fuzzy_recall(settings: Settings, rng: Generators, test: bool) -> Example:
     """Fuzzy recall: keys and values are motifs of one to three different tokens, in the test keys of exactly three.
 
     A probe, one key with its value, is put somewhere and asked for at the end; the rest is other pairs, and padding on the left.
+    In the test every value is a target whose key was there before, the probe's at the end among them.
 
         built          15 15 | 2 4, 8 | 1, 12 7 | 2 4, 8        keys 2 4 and 1; 15 is padding
         input          15 15 2 4 8 1 12 7 2 4

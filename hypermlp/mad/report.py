@@ -35,10 +35,12 @@ class Table:
     def __str__(self) -> str:
         """Markdown, in percent."""
         tasks = [task for task in TASKS if any(task in scores for scores in self.scores.values())]
-        lines = ["| mixer | " + " | ".join(tasks) + " | average |", "| --- |" + " ---: |" * (len(tasks) + 1)]
+        columns = [*tasks, *(["average"] if len(tasks) == len(TASKS) else [])]
+        lines = ["| mixer | " + " | ".join(columns) + " |", "| --- |" + " ---: |" * len(columns)]
         for mixer, scores in self.scores.items():
             cells = [self._cell(scores.get(task), paper_value(mixer, PAPER_COLUMNS[task])) for task in tasks]
-            cells.append(self._cell(self.average(mixer), paper_value(mixer, "mad_average")))
+            if "average" in columns:
+                cells.append(self._cell(self.average(mixer), paper_value(mixer, "mad_average")))
             lines.append(f"| {mixer} | " + " | ".join(cells) + " |")
         return "\n".join(lines)
 

@@ -43,9 +43,11 @@ class Settings:
         for name in ("key_motif", "value_motif"):
             require(name, getattr(self, name), whole(getattr(self, name)) and getattr(self, name) >= 1, "a whole number, 1 or more")
         least = self.noise_vocab_size + self.specials + 2 * max(self.key_motif, self.value_motif)
-        needs = f"at least {least}: {self.specials} special, {self.noise_vocab_size} for noise, and enough for keys and values"
+        needs = f"a whole number, {least} or more: {self.specials} special, {self.noise_vocab_size} for noise, and some for content"
         require("vocab_size", self.vocab_size, whole(self.vocab_size) and self.vocab_size >= least, needs)
-        noisy = 0 <= self.frac_noise < 1 and (self.frac_noise == 0 or self.noise_vocab_size > 0)
+        noisy = (
+            isinstance(self.frac_noise, int | float) and 0 <= self.frac_noise < 1 and (self.frac_noise == 0 or self.noise_vocab_size > 0)
+        )
         require("frac_noise", self.frac_noise, noisy, "0 or more, below 1, and 0 without noise_vocab_size")
         require("seq_len", self.seq_len, whole(self.seq_len) and self.seq_len >= 4, "a whole number, 4 or more")
 

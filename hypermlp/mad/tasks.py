@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from hypermlp.config import require
 from hypermlp.mad import published, samplers
 from hypermlp.mad.published import Example, Generators
-from hypermlp.mad.settings import Settings, check_copying, check_motifs, check_pairs
+from hypermlp.mad.settings import Settings, check_copying, check_motifs, check_pairs, whole
 
 SEED = 12345
 SAMPLERS = ("published", "fast")
@@ -72,13 +73,13 @@ TASKS = {
 
 
 def find_task(name: str) -> Task:
-    if name not in TASKS:
+    if not isinstance(name, str) or name not in TASKS:
         raise ValueError(f"unknown task {name!r}; allowed: {', '.join(TASKS)}")
     return TASKS[name]
 
 
 def generate(task: str, *, split: str = "train", seed: int = SEED, sampler: str = "published", **settings: Any) -> Example:
-    """Inputs and targets, int64 ``[examples, positions]``; ``settings`` change the baseline, as in ``Settings``.
+    """Inputs and targets, NumPy int64 ``[examples, positions]``; ``settings`` change the baseline, as in ``Settings``.
 
     ``sampler="published"`` draws as the benchmark does, the test set after the whole training set; "fast" makes other
     examples of the same distribution, in a fraction of the time.
@@ -91,14 +92,34 @@ def generate(task: str, *, split: str = "train", seed: int = SEED, sampler: str 
     for name, value, allowed in (("split", split, ("train", "test")), ("sampler", sampler, SAMPLERS)):
         if value not in allowed:
             raise ValueError(f"unknown {name} {value!r}; allowed: {', '.join(map(repr, allowed))}")
-    chosen, test = found.settings(**settings), split == "test"
-    count = chosen.num_test if test else chosen.num_train
-    if count == 0:
+    require("seed", seed, whole(seed) and 0 <= seed < 2**32, "a whole number, 0 or more and below 2**32")
+    chosen = found.settings(**settings)
+    if getattr(chosen, f"num_{split}") == 0:
         raise ValueError(f"num_{split} is 0; it must be positive to generate the {split} split")
+    test = split == "test"
     if sampler == "fast":
-        return found.sample(chosen, np.random.default_rng([seed, int(test)]), count, test)
+        return _sample(found, chosen, seed, test)
+    *_, last = _as_published(found, chosen, seed, test=test)
+    return last
+
+
+def both_splits(task: Task, settings: Settings, seed: int, sampler: str) -> tuple[Example, Example]:
+    """The training set and the test set."""
+    if sampler == "fast":
+        return _sample(task, settings, seed, False), _sample(task, settings, seed, True)
+    train, test = _as_published(task, settings, seed, test=True)
+    return train, test
+
+
+def _sample(task: Task, settings: Settings, seed: int, test: bool) -> Example:
+    count = settings.num_test if test else settings.num_train
+    return task.sample(settings, np.random.default_rng([seed, int(test)]), count, test)
+
+
+def _as_published(task: Task, settings: Settings, seed: int, *, test: bool) -> Iterator[Example]:
+    """The training set, and then the test set if it is wanted: it goes on where the training set ended."""
     generators = Generators.seeded(seed)
-    examples = [found.make(chosen, generators, False) for _ in range(chosen.num_train)]
-    if test:  # goes on where the training set ended
-        examples = [found.make(chosen, generators, True) for _ in range(count)]
-    return Example(np.stack([example.inputs for example in examples]), np.stack([example.targets for example in examples]))
+    for is_test, count in ((False, settings.num_train), (True, settings.num_test)):
+        examples = [task.make(settings, generators, is_test) for _ in range(count)] if test or not is_test else []
+        if examples:
+            yield Example(np.stack([example.inputs for example in examples]), np.stack([example.targets for example in examples]))

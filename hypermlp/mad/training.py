@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hypermlp.mad.backbones import MakeMixer, build_backbone, resolve_mixer
+from hypermlp.mad.backbones import build_backbone
+from hypermlp.mad.mixers import MakeMixer, resolve
 from hypermlp.mad.protocol import Cell, Training
+from hypermlp.mad.published import Example
 from hypermlp.mad.settings import IGNORED
-from hypermlp.mad.tasks import find_task, generate
+from hypermlp.mad.tasks import both_splits, find_task
 from hypermlp.workers import Progress
 
 FLOOR = 1e-6  # of the cosine
@@ -61,25 +63,26 @@ def autocast(training: Training, x: Tensor) -> torch.autocast:
     return torch.autocast(x.device.type, torch.bfloat16, enabled=training.precision == "bfloat16")
 
 
-def rate_at(epoch: int, training: Training) -> float:
+def rate_at(passed: float, training: Training) -> float:
+    """``passed`` is the share of the training that is over."""
     if training.schedule == "constant":
         return training.learning_rate
-    return FLOOR + (training.learning_rate - FLOOR) * (1 + math.cos(math.pi * epoch / training.epochs)) / 2
+    return FLOOR + (training.learning_rate - FLOOR) * (1 + math.cos(math.pi * passed)) / 2
 
 
 def work(cell: Cell, device: str, tell: Callable[[Progress], None]) -> dict[str, Any]:
     """For a worker: a mixer of the user's is imported there."""
-    return run_cell(cell, mixer=resolve_mixer(cell.mixer), device=device, tell=tell)
+    return run_cell(cell, mixer=resolve(cell.mixer), device=device, tell=tell)
 
 
 def run_cell(
-    cell: Cell, *, mixer: MakeMixer | None = None, device: str = "cpu", tell: Callable[[Progress], None] | None = None
+    cell: Cell, *, mixer: str | MakeMixer | None = None, device: str = "cpu", tell: Callable[[Progress], None] | None = None
 ) -> dict[str, Any]:
-    """Train and score; the result is a dictionary for a record. ``mixer`` stands in for a name where a user brings a module."""
+    """Train and score; the result is a dictionary for a record. ``mixer`` stands in for the cell's where a user brings a module."""
     began, training = time.perf_counter(), cell.training
-    inputs, targets = _data(cell, "train", device)
-    test = _data(cell, "test", device)
-    settings = find_task(cell.task).settings(**cell.settings)
+    task = find_task(cell.task)
+    settings = task.settings(**cell.settings)
+    (inputs, targets), test = (_tensors(drawn, device) for drawn in both_splits(task, settings, cell.seed, cell.sampler))
     torch.manual_seed(cell.seed)
     chosen = mixer if mixer is not None else cell.mixer
     model = build_backbone(cell.task, chosen, vocab_size=settings.vocab_size, max_length=settings.seq_len, width=cell.width).to(device)
@@ -92,8 +95,9 @@ def run_cell(
         epoch, batch = divmod(step, per_epoch)
         if batch == 0:
             shuffled = torch.randperm(len(inputs), generator=order).to(device)
-            for group in optimizer.param_groups:
-                group["lr"] = rate_at(epoch, training)
+        passed = step / steps if training.epochs == 1 else epoch / training.epochs  # as published, an epoch has one rate
+        for group in optimizer.param_groups:
+            group["lr"] = rate_at(passed, training)
         chosen_rows = shuffled[batch * training.batch_size : (batch + 1) * training.batch_size]
         _step(model, optimizer, inputs[chosen_rows], targets[chosen_rows], training)
         if (step + 1) % every == 0 or step + 1 == steps:
@@ -106,13 +110,21 @@ def run_cell(
     taken = min(curve, key=lambda e: e.perplexity) if training.score == "best" else curve[-1]
     return {
         "score": getattr(taken, training.accuracy),
-        **taken._asdict(),
+        **_plain(taken),
         "steps": curve[-1].step,
-        "curve": [list(evaluation) for evaluation in curve],
+        "diverged": not math.isfinite(curve[-1].perplexity),
+        "curve": [list(_plain(evaluation).values()) for evaluation in curve],
         "curve_columns": list(Evaluation._fields),
         "parameters": sum(p.numel() for p in model.parameters()),
+        "threads": torch.get_num_threads(),
+        "device": device,
         "seconds": time.perf_counter() - began,
     }
+
+
+def _plain(evaluation: Evaluation) -> dict[str, float | None]:
+    """JSON has no word for infinity."""
+    return evaluation._asdict() | {"perplexity": evaluation.perplexity if math.isfinite(evaluation.perplexity) else None}
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, training: Training) -> None:
@@ -125,6 +137,5 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tens
     optimizer.step()
 
 
-def _data(cell: Cell, split: str, device: str) -> tuple[Tensor, Tensor]:
-    inputs, targets = generate(cell.task, split=split, seed=cell.seed, sampler=cell.sampler, **cell.settings)
-    return torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device)
+def _tensors(drawn: Example, device: str) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(drawn.inputs).to(device), torch.from_numpy(drawn.targets).to(device)

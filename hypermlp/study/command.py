@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hypermlp import mad, workers
-from hypermlp.cells import run_and_tell
+from hypermlp.cells import Outcome, run_and_tell
 from hypermlp.mad.protocol import cells, find_grid
 from hypermlp.mad.run import check_mixers
 from hypermlp.mad.training import work as mad_work
@@ -34,15 +34,15 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     workers.add_arguments(parser)
 
 
-def run_lm(wanted: list[Any], folder: Path, where: workers.Local | workers.Cluster) -> list[tuple[Any, dict[str, Any]]]:
+def run_lm(wanted: list[Any], folder: Path, where: workers.Local | workers.Cluster) -> Outcome:
     recipe: Recipe = build(Recipe, wanted[0].recipe, "")
     prepare(recipe.data)  # once, before many ask for it
-    results = run_and_tell(partial(lm_work, folder=folder.absolute()), wanted, folder, where)
+    outcome = run_and_tell(partial(lm_work, folder=folder.absolute()), wanted, folder, where)
     running = folder / RUNNING / "lm"
     if running.is_dir() and not any(running.iterdir()):
         running.rmdir()
         running.parent.rmdir()
-    return results
+    return outcome
 
 
 class RunCommand:
@@ -61,10 +61,13 @@ class RunCommand:
         on_mad = [cell for row in rows for cell in cells(row, find_grid(size.mad), tasks)]
         if "mad" in args.columns:
             check_mixers(on_mad)
+        outcomes = []
         if "lm" in args.columns:
-            run_lm(list(lm_cells(size, rows, CLAIMED)), folder, where)
+            outcomes.append(run_lm(list(lm_cells(size, rows, CLAIMED)), folder, where))
         if "mad" in args.columns:
-            run_and_tell(mad_work, on_mad, folder / "mad", where)
+            outcomes.append(run_and_tell(mad_work, on_mad, folder / "mad", where))
+        for outcome in outcomes:
+            outcome.complain()
         print(f"`hypermlp study report {folder}` makes a page of it")
 
 
@@ -76,9 +79,10 @@ class TuneCommand:
     @staticmethod
     def main(args: argparse.Namespace) -> None:
         folder = Path(args.out or f"runs/study-{args.size}-tuning")
-        results = run_lm(list(tuning_cells(find_size(args.size))), folder, workers.chosen(args))
+        outcome = run_lm(list(tuning_cells(find_size(args.size))), folder, workers.chosen(args))
+        outcome.complain()
         losses: dict[float, dict[str, float]] = defaultdict(dict)
-        for cell, result in results:
+        for cell, result in outcome.results:
             losses[cell.recipe["training"]["learning_rate"]][cell.mixer] = result["loss"]
         names = list(next(iter(losses.values())))
         print("| learning rate | " + " | ".join(names) + " | mean |\n| ---: |" + " ---: |" * (len(names) + 1))

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -101,6 +103,16 @@ def is_worker(pid):
     return server and ours
 
 
+def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(Local, "run", interrupted)
+    assert main(["mad", "run", "--mixer", "S-p", "--grid", "smoke", "--out", str(tmp_path)]) == 130
+    assert "interrupted: 0 of 6 are recorded, and the same command goes on" in capsys.readouterr().err
+
+
 def test_an_interruption_keeps_what_is_done(tmp_path):
     quick, long = smoke("compression")[0], smoke("memorization")[0]
     long = replace(long, training=replace(long.training, epochs=10_000, evaluate_every=10))
@@ -132,8 +144,150 @@ def test_a_module_of_ones_own():
     assert table.scores["<lambda>"]["compression"] >= 0
 
 
-def make_wrong(hidden_size, max_length):
-    return nn.Linear(hidden_size, hidden_size + 1)
+def test_a_label_in_python(capsys):
+    table = mad.benchmark("S-p", grid="smoke", tasks="compression")
+    assert list(table.scores) == ["S-p"]
+
+
+MODULE = """
+import torch
+from torch import nn
+
+class Late(nn.Module):
+    def forward(self, x):
+        return x if not self.training else 1 / 0
+
+class Ahead(nn.Module):
+    def forward(self, x):
+        return x.roll(-1, 1)
+
+class Broad(nn.Module):
+    def forward(self, x):
+        return x[:, :1]
+
+def fine(hidden_size, max_length): return nn.Linear(hidden_size, hidden_size)
+def late(hidden_size, max_length): return Late()
+def ahead(hidden_size, max_length): return Ahead()
+def broad(hidden_size, max_length): return Broad()
+def wide(hidden_size, max_length): return nn.Linear(hidden_size, hidden_size + 1)
+def double(hidden_size, max_length): return nn.Linear(hidden_size, hidden_size).double()
+def nothing(hidden_size, max_length): return None
+def function(hidden_size, max_length): return lambda x: x
+def names(dim, length): return nn.Identity()
+number = 3
+"""
+
+
+@pytest.fixture
+def user_module(tmp_path, monkeypatch):
+    """A file in the current folder; the name is new each time, because imports are remembered."""
+    monkeypatch.chdir(tmp_path)
+    name = f"user_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    yield name
+    sys.modules.pop(name, None)
+    sys.path[:] = [entry for entry in sys.path if entry != str(tmp_path)]
+
+
+def run_smoke(*words):
+    return main(["mad", "run", "--grid", "smoke", "--task", "compression", "--threads", "1", "--out", "records", "--mixer", *words])
+
+
+def test_a_module_that_was_edited_is_another_cell(user_module, tmp_path, capsys):
+    assert run_smoke(f"{user_module}:fine") == 0
+    assert run_smoke(f"{user_module}:fine") == 0
+    assert "1 cell, 1 of them recorded" in capsys.readouterr().err
+    (tmp_path / f"{user_module}.py").write_text(MODULE + "# edited")
+    assert run_smoke(f"{user_module}:fine") == 0
+    assert "1 cell, 0 of them recorded" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ("ahead", "is not causal"),
+        ("broad", "it must give a tensor of the same shape"),
+        ("wide", "it must give a tensor of the same shape"),
+        ("double", "fails: RuntimeError"),
+        ("nothing", "it made a NoneType"),
+        ("function", "it made a function"),
+        ("names", "it must be a function make(hidden_size=..., max_length=...)"),
+        ("number", "it must be a function make(hidden_size=..., max_length=...)"),
+        ("missing", "cannot be imported: AttributeError"),
+        ("", "allowed: a label such as"),
+    ],
+)
+def test_a_module_is_tried_before_training(user_module, capsys, made, message):
+    assert run_smoke(f"{user_module}:{made}") == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert "cells" not in said
+
+
+def test_a_cell_that_fails_does_not_stop_the_others(user_module, capsys):
+    words = ["--grid", "smoke", "--task", "compression", "--threads", "1", "--out", "records"]
+    assert main(["mad", "compare", f"{user_module}:late", "S-p", *words]) == 2
+    said = capsys.readouterr()
+    assert "| S-p | " in said.out
+    assert f"ZeroDivisionError: division by zero ({os.getcwd()}/{user_module}.py:7)" in said.err
+    assert "1 of the cells failed; the others are recorded" in said.err
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_training(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["mad", "run", "--mixer", "S-p", "--grid", "smoke", "--out", str(tmp_path / "file")]) == 2
+    assert "step" not in capsys.readouterr().err
+
+
+def test_a_damaged_record_is_said(tmp_path, capsys):
+    (cell,) = smoke("compression")
+    path = record_path(tmp_path, cell)
+    path.parent.mkdir()
+    for content in (b"{", b"\xff", b'{"format": 1}'):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=f"{path.name} is not a record.*remove it"):
+            recorded(tmp_path, cell)
+
+
+def test_a_worker_ends_with_whoever_started_it(tmp_path):
+    """Even where that was killed, and the worker has nothing to tell."""
+    script = f"""
+from dataclasses import replace
+from hypermlp.mad.protocol import GRIDS, cells
+from hypermlp.mad.training import work
+from hypermlp.workers import Local
+(cell,) = cells("S-p", GRIDS["smoke"], ["compression"])
+cell = replace(cell, training=replace(cell.training, epochs=10**6, evaluate_every=10**6))
+import multiprocessing, threading, time
+def say():
+    while not (children := multiprocessing.active_children()): time.sleep(0.05)
+    open({str(tmp_path / "pid")!r}, "w").write(str(children[0].pid))
+threading.Thread(target=say).start()
+list(Local(threads=1).run(work, [cell], lambda *_: None))
+"""
+    parent = subprocess.Popen([sys.executable, "-c", script])
+    try:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            assert parent.poll() is None
+            time.sleep(0.1)
+        worker = int((tmp_path / "pid").read_text())
+        time.sleep(2)
+        assert os.path.exists(f"/proc/{worker}")
+    finally:
+        parent.kill()
+        parent.wait()
+    until = time.monotonic() + 60
+    while running(worker):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 @pytest.mark.parametrize(
@@ -149,6 +303,10 @@ def make_wrong(hidden_size, max_length):
         (["--mixer", "S-p", "--set", "learning_rate=fast"], "learning_rate is 'fast'"),
         (["--mixer", "S-p", "--set", "epochs=1.5"], "epochs is 1.5"),
         (["--mixer", "S-p", "--set", "width"], "--set is 'width'"),
+        (["--mixer", "S-p", "--set", "num_test=0"], "num_test is 0"),
+        (["--mixer", "S-p", "--device", "nosuch"], "--device is 'nosuch'"),
+        (["--mixer", "S-p", "--gpus", "1"], "--gpus is 1"),
+        (["--mixer", "torch.nn"], "or package.module:function for a mixer of your own"),
     ],
 )
 def test_errors_before_training(tmp_path, capsys, arguments, message):
@@ -156,15 +314,11 @@ def test_errors_before_training(tmp_path, capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
-def test_a_wrong_shape_is_said_before_training(tmp_path):
-    with pytest.raises(ValueError, match="it must give a tensor of the same shape"):
-        mad.benchmark(make_wrong, grid="smoke")
-
-
 def test_an_error_in_a_cell_is_told():
     (cell,) = smoke("compression")
-    with pytest.raises(CellError, match="compression: ValueError: label 'X'"):
-        list(Local(threads=1).run(work, [replace(cell, mixer="X")], lambda *_: None))
+    ((_, error),) = Local(threads=1).run(work, [replace(cell, mixer="X")], lambda *_: None)
+    assert isinstance(error, CellError)
+    assert "compression: ValueError: label 'X'" in str(error)
 
 
 @pytest.mark.parametrize("task", mad.TASKS)

@@ -50,7 +50,7 @@ def test_every_row_builds_and_steps(tmp_path, capsys):
     assert not (tmp_path / "running").exists()
     capsys.readouterr()
     assert main(["study", "run", "--size", "smoke", "--columns", "lm", "--out", str(tmp_path)]) == 0
-    assert "35 cells, 35 of them recorded" in capsys.readouterr().out
+    assert "35 cells, 35 of them recorded" in capsys.readouterr().err
 
 
 def test_killed_and_started_again_it_ends_the_same(tmp_path):
