@@ -112,8 +112,8 @@ GRIDS = {
     ),
     "mini": Grid(
         settings={
-            "in-context-recall": [{"num_train": 12_800, "num_test": 256}],
-            "noisy-in-context-recall": [{"num_train": 12_800, "num_test": 256}],
+            "in-context-recall": [{"num_train": 25_600, "num_test": 256}],
+            "noisy-in-context-recall": [{"num_train": 25_600, "num_test": 256}],
             "fuzzy-in-context-recall": [{"num_train": 25_600, "num_test": 512}],
             "memorization": [{"num_test": 512}],
             "compression": [{"num_train": 102_400, "num_test": 512}],
