@@ -53,6 +53,7 @@ def test_every_row_builds_and_steps(tmp_path, capsys):
     assert "35 cells, 35 of them recorded" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_killed_and_started_again_it_ends_the_same(tmp_path):
     labels = ["S-p", "G-cg-q-12o", "R-12o!"]
     words = ["study", "run", "--size", "smoke", "--columns", "lm", "--labels", *labels, "--threads", "1", "--out"]
