@@ -31,7 +31,7 @@ def add_running(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="runs/mad", metavar="FOLDER", help="where records go (default: runs/mad)")
     workers.add_arguments(parser)
     for name, allowed in SWITCHES.items():
-        parser.add_argument(f"--{name}", choices=allowed, help="default: the grid's; docs/mad.md says what was published")
+        parser.add_argument(f"--{name}", choices=allowed, help="default: the grid's; see docs/mad.md")
 
 
 def run(names: list[str], args: argparse.Namespace) -> None:
