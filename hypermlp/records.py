@@ -66,14 +66,17 @@ def check_writable(path: str | Path) -> None:
 
 
 def write_record(path: str | Path, record: dict[str, Any]) -> None:
+    write_text(path, json.dumps(record, indent=2) + "\n")
+
+
+def write_text(path: str | Path, text: str) -> None:
     """Written aside and renamed, so that a reader never sees half a file."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, aside = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(record, file, indent=2)
-            file.write("\n")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
         os.replace(aside, path)
     except BaseException:
         Path(aside).unlink(missing_ok=True)

@@ -174,7 +174,7 @@ class Cell:
         return f"{self.task}/{re.sub(r'[^A-Za-z0-9.!@-]', '_', self.mixer)}"
 
     def say(self, result: dict[str, Any]) -> str:
-        diverged = ", where it diverged" * result.get("diverged", False)
+        diverged = ", where it diverged" * result["diverged"]
         return f"{result['score']:.1%} after {result['steps']} steps{diverged}, {result['seconds']:.0f} s"
 
 

@@ -5,6 +5,6 @@ on a phone.
 """
 
 from hypermlp.pages.charts import Point, Series, interval_chart, line_chart, scatter_chart
-from hypermlp.pages.page import render, write_page
+from hypermlp.pages.page import render
 
-__all__ = ["Point", "Series", "interval_chart", "line_chart", "render", "scatter_chart", "write_page"]
+__all__ = ["Point", "Series", "interval_chart", "line_chart", "render", "scatter_chart"]

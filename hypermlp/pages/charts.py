@@ -18,7 +18,6 @@ Scale = Callable[[float], float]
 class Series(NamedTuple):
     """A curve."""
 
-    name: str
     points: Sequence[tuple[float, float]]
     group: str
     """Curves of one group have one colour: ``--group`` in page.css."""
@@ -26,7 +25,6 @@ class Series(NamedTuple):
 
 
 class Point(NamedTuple):
-    name: str
     x: float
     y: float
     group: str

@@ -1,9 +1,7 @@
-"""From a template and its values to one file."""
+"""From a template and its values to a page."""
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +20,3 @@ def render(template: Path, **values: Any) -> str:
     environment.filters["chart"] = markupsafe.Markup
     files = {name: markupsafe.Markup((HERE / f"page.{name}").read_text()) for name in ("css", "js")}
     return environment.get_template(template.name).render(**files, **values)
-
-
-def write_page(path: Path, text: str) -> None:
-    """Written aside and renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.chmod(aside, 0o644)
-    os.replace(aside, path)

@@ -14,8 +14,7 @@ from hypermlp.cells import Outcome, run_and_tell
 from hypermlp.mad.protocol import cells, find_grid
 from hypermlp.mad.run import check_mixers
 from hypermlp.mad.training import work as mad_work
-from hypermlp.pages import write_page
-from hypermlp.records import write_record
+from hypermlp.records import write_record, write_text
 from hypermlp.study import report
 from hypermlp.study.claims import CLAIMED
 from hypermlp.study.lm import RUNNING
@@ -102,8 +101,8 @@ class ReportCommand:
         folder = Path(args.folder)
         study = read_study(folder)
         comparison = report.compare(study, read_study(Path(args.against))) if args.against else None
-        write_page(folder / "index.html", report.page(study, args.title, comparison))
-        write_page(folder / "table.md", report.markdown(study))
+        write_text(folder / "index.html", report.page(study, args.title, comparison))
+        write_text(folder / "table.md", report.markdown(study))
         write_record(folder / "summary.json", summary(study))
         print(report.markdown(study))
         if comparison:

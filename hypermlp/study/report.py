@@ -143,7 +143,7 @@ def _forest(verdict: Verdict) -> str | None:
 
 def _scatter(study: Study) -> str | None:
     points = [
-        Point(label, row.paper_loss, row.loss, label[0], f"{label}\nours {row.loss:.3f}, paper {row.paper_loss:.3f}")
+        Point(row.paper_loss, row.loss, label[0], f"{label}\nours {row.loss:.3f}, paper {row.paper_loss:.3f}")
         for label, row in study.rows.items()
         if label in PAPER_ROWS and label not in DIVERGED and row.paper_loss is not None
     ]
@@ -152,7 +152,7 @@ def _scatter(study: Study) -> str | None:
 
 def _curves(study: Study) -> str:
     series = [
-        Series(label, row.curve, label[0], f"{label}\n{row.loss:.3f} at the end\n{row.parameters:,} parameters")
+        Series(row.curve, label[0], f"{label}\n{row.loss:.3f} at the end\n{row.parameters:,} parameters")
         for label, row in sorted(study.rows.items(), key=lambda item: item[1].loss)
     ]
     return line_chart(series, x="step", y="validation loss")
@@ -160,7 +160,7 @@ def _curves(study: Study) -> str:
 
 def _against(comparison: Comparison) -> str:
     points = [
-        Point(label, theirs, ours, label[0], f"{label}\nhere {ours:.4f}, there {theirs:.4f}")
+        Point(theirs, ours, label[0], f"{label}\nhere {ours:.4f}, there {theirs:.4f}")
         for label, ours, theirs in zip(comparison.labels, comparison.ours, comparison.theirs, strict=True)
     ]
     return scatter_chart(points, x="loss there", y="loss here")

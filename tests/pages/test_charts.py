@@ -21,14 +21,14 @@ def places(svg):
 
 
 def test_a_larger_value_is_higher_and_further_right():
-    (x1, y1), (x2, y2) = places(scatter_chart([Point("a", 1, 1, "S", "a"), Point("b", 2, 3, "S", "b")], x="x", y="y"))
+    (x1, y1), (x2, y2) = places(scatter_chart([Point(1, 1, "S", "a"), Point(2, 3, "S", "b")], x="x", y="y"))
     assert x1 < x2
     assert y1 > y2
 
 
 def test_outliers_are_drawn_at_the_edge():
-    points = [Point(str(i), i, i, "S", "") for i in range(8)]
-    with_outlier = scatter_chart([*points, Point("far", 1e6, 3, "S", "far")], x="x", y="y")
+    points = [Point(i, i, "S", "") for i in range(8)]
+    with_outlier = scatter_chart([*points, Point(1e6, 3, "S", "far")], x="x", y="y")
     assert with_outlier.count("outside") == 1
     assert max(x for x, _ in places(with_outlier)[:8]) > 300  # the others still have the room
 
@@ -36,8 +36,8 @@ def test_outliers_are_drawn_at_the_edge():
 def test_names_cannot_break_the_page():
     evil = '"><script>alert(1)</script>'
     for svg in (
-        line_chart([Series(evil, [(0, 0), (1, 1)], evil, evil)], x=evil, y=evil),
-        scatter_chart([Point(evil, 1, 1, evil, evil)], x=evil, y=evil),
+        line_chart([Series([(0, 0), (1, 1)], evil, evil)], x=evil, y=evil),
+        scatter_chart([Point(1, 1, evil, evil)], x=evil, y=evil),
         interval_chart([(evil, 0, -1, 1)], x=evil),
     ):
         assert "<script" not in svg
