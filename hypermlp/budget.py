@@ -1,18 +1,43 @@
 """What a mixer layer costs: parameters, true causal FLOPs, bytes of decoding state.
 
+A label's are written out here from its configuration; a peer's come from the layer itself, built without memory.
+
 FLOPs are two per multiply-add of every contraction (projections, convolution, scores, low-rank mixes, readout), and only
 for pairs of a query and a key that it sees. Element-wise work (gates, diagonals, activation, norm) is not counted.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
+from torch import nn
 
-from hypermlp.config import MixerConfig
+from hypermlp.layers.baselines.base import Baseline, BaselineConfig
+from hypermlp.layers.registry import Config, layer_of
 
 
-def parameter_table(config: MixerConfig) -> dict[str, int]:
+def _peer(config: BaselineConfig) -> Baseline:
+    with torch.device("meta"):
+        layer = layer_of(config)
+    assert isinstance(layer, Baseline)
+    return layer
+
+
+@torch.no_grad()
+def _numbers_held(layer: Baseline, length: int) -> int:
+    state = layer.new_state(1)
+    layer(torch.empty(1, length, layer.config.hidden_size, device="meta"), state=state)
+    return sum(x.numel() for x in state.tensors())
+
+
+def parameter_table(config: Config) -> dict[str, int]:
     """Parameters by part; their sum is the layer's."""
+    if isinstance(config, BaselineConfig):
+        parts: Counter[str] = Counter()
+        for name, parameter in _peer(config).named_parameters():
+            parts[name.split(".")[0]] += parameter.numel()
+        return dict(parts)
     hidden, qk, vo = config.hidden_size, config.qk_width, config.vo_width
     per_slot = 2 * config.rank + 1  # left, right, diag
 
@@ -28,15 +53,20 @@ def parameter_table(config: MixerConfig) -> dict[str, int]:
     }
 
 
-def parameter_count(config: MixerConfig) -> int:
+def parameter_count(config: Config) -> int:
     return sum(parameter_table(config).values())
 
 
-def flops_table(config: MixerConfig, queries: int, keys: int | None = None) -> dict[str, int]:
+def flops_table(config: Config, queries: int, keys: int | None = None) -> dict[str, int]:
     """Forward FLOPs by part, for the last ``queries`` of ``keys`` positions of one sequence (all of them by default)."""
     keys = queries if keys is None else keys
     if not 0 < queries <= keys:
         raise ValueError(f"{queries} queries for {keys} keys; allowed: 0 < queries <= keys")
+    if isinstance(config, BaselineConfig):
+        layer = _peer(config)
+        matrices = sum(module.weight.numel() for module in layer.modules() if isinstance(module, nn.Linear))
+        conv = sum(parameter.numel() for name, parameter in layer.named_parameters() if name == "conv")
+        return {"projections": 2 * queries * matrices, "conv": 2 * queries * conv, "core": layer.core_flops(queries, keys)}
     pairs = queries * (keys - queries) + queries * (queries + 1) // 2  # of a query and a key that it sees
     hidden, qk, vo = config.hidden_size, config.qk_width, config.vo_width
     return {
@@ -51,24 +81,27 @@ def flops_table(config: MixerConfig, queries: int, keys: int | None = None) -> d
     }
 
 
-CORE_PARTS = ("scores", "mix1", "mix2", "readout")  # what the operator does; the rest is the layer around it
+CORE_PARTS = ("scores", "mix1", "mix2", "readout", "core")  # what the operator does; the rest is the layer around it
 
 
-def forward_flops(config: MixerConfig, queries: int, keys: int | None = None) -> int:
+def forward_flops(config: Config, queries: int, keys: int | None = None) -> int:
     return sum(flops_table(config, queries, keys).values())
 
 
-def core_flops(config: MixerConfig, queries: int, keys: int | None = None) -> int:
+def core_flops(config: Config, queries: int, keys: int | None = None) -> int:
     table = flops_table(config, queries, keys)
-    return sum(table[part] for part in CORE_PARTS)
+    return sum(table.get(part, 0) for part in CORE_PARTS)
 
 
-def state_bytes(config: MixerConfig, length: int, *, batch_size: int = 1, dtype: torch.dtype = torch.float32) -> int:
+def state_bytes(config: Config, length: int, *, batch_size: int = 1, dtype: torch.dtype = torch.float32) -> int:
     """Bytes that decoding must keep after ``length`` positions: keys, values, and the inputs that the next convolution sees.
 
     A ``MixerState`` holds somewhat more: spare capacity, and inputs for a rollback.
     """
     if length < 0 or batch_size < 1:
         raise ValueError(f"length is {length}, batch_size {batch_size}; they must be at least 0 and 1")
+    if isinstance(config, BaselineConfig):
+        once, twice = (_numbers_held(_peer(config), count) for count in (1, 2))
+        return batch_size * dtype.itemsize * (once + (length - 1) * (twice - once)) if length > 0 else 0
     conv_inputs = min(length, config.conv_kernel - 1) * config.hidden_size * config.conv
     return batch_size * dtype.itemsize * (length * (config.qk_width + config.vo_width) + conv_inputs)

@@ -9,9 +9,10 @@ import hypermlp
 
 ROOT = Path(hypermlp.__file__).parent
 LEVELS = [
-    {"label", "config", "budget"},
+    {"label", "config"},
     {"ops"},
     {"layers"},
+    {"budget"},
     {"models"},
     {"testing", "records", "pages"},
     {"workers"},

@@ -1,56 +1,34 @@
-"""``hypermlp bench lm``: how many tokens per second a recipe's model trains on, against the same model with softmax attention."""
+"""``hypermlp bench lm``: how many tokens per second a recipe's model trains on, against the same model with softmax attention.
+
+With ``--mixer``, a table of everything for the named mixers: bench/mixers.py.
+"""
 
 from __future__ import annotations
 
 import argparse
 import itertools
 import json
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim import AdamW
-from torch.utils.data import default_collate
-from transformers import set_seed
 
+from hypermlp.bench import mixers
 from hypermlp.bench.measure import Work, interleaved_medians
-from hypermlp.models import HyperMLPForCausalLM
+from hypermlp.bench.step import training_step
 from hypermlp.records import check_writable, new_record, write_record
-from hypermlp.train.data import PreparedData, Sequences, prepare
-from hypermlp.train.recipe import Recipe, load_recipe
-from hypermlp.train.schedule import optimizer_groups
-
-BATCHES = 8  # different ones, taken in turn
+from hypermlp.train.data import prepare
+from hypermlp.train.recipe import load_recipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", default="cpu-mini", help="whose model, data and batch (default: cpu-mini)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe")
+    parser.add_argument("--mixer", nargs="+", metavar="NAME", help="all costs of these mixers, or of all, instead")
     parser.add_argument("--rivals", nargs="+", default=["S-p", "S"], help="softmax labels; the fastest one counts (default: S-p S)")
     parser.add_argument("--rival-heads", type=int, nargs="+", default=[2, 4], help="their head counts (default: 2 4)")
     parser.add_argument("--rounds", type=int, default=30, help="most timed steps of each model (default: 30)")
     parser.add_argument("--seconds", type=float, default=90, help="stop after so many seconds (default: 90)")
     parser.add_argument("--json", metavar="FILE", help="write a record")
-
-
-def training_step(recipe: Recipe, prepared: PreparedData) -> Callable[[], None]:
-    """One micro-batch, whole: forward, loss, backward, clipping, AdamW."""
-    set_seed(recipe.training.seed)
-    training = recipe.training
-    model = HyperMLPForCausalLM(recipe.model_config(len(prepared.tokenizer))).train()
-    first, second = training.betas
-    optimizer = AdamW(optimizer_groups(model, training), training.learning_rate, (first, second), training.eps)
-    sequences = Sequences(prepared, "train", recipe.data, count=BATCHES * training.micro_batch, seed=training.seed)
-    chunks = [range(i * training.micro_batch, (i + 1) * training.micro_batch) for i in range(BATCHES)]
-    batches = itertools.cycle([default_collate([sequences[i] for i in chunk]) for chunk in chunks])
-
-    def step() -> None:
-        model(**next(batches), use_cache=False).loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), training.clip)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
 
 
 def main(args: argparse.Namespace) -> None:
@@ -59,6 +37,9 @@ def main(args: argparse.Namespace) -> None:
     if args.rounds < 3 or not args.seconds > 0:
         raise ValueError(f"--rounds is {args.rounds}, --seconds {args.seconds}; at least 3, and positive")
     recipe = load_recipe(args.recipe, args.set)
+    if args.mixer:
+        compare_mixers(args)
+        return
     ours = str(recipe.model.get("mixer", "G-cg-q-12o"))
     prepared = prepare(recipe.data)
     works: dict[str, Work] = {ours: training_step(recipe, prepared)}
@@ -83,3 +64,20 @@ def table(rows: list[dict[str, Any]]) -> str:
         compared = "" if row is rows[0] else f"{rows[0]['tokens_per_second'] / row['tokens_per_second']:.2f} times as fast"
         lines.append(f"| {row['mixer']} | {row['ms']:.0f} | {row['tokens_per_second']:,.0f} | {compared} |")
     return "\n".join(lines)
+
+
+def compare_mixers(args: argparse.Namespace) -> None:
+    names = mixers.chosen_mixers(args.mixer)
+    recipe = load_recipe(args.recipe, args.set)
+    for name in names:
+        load_recipe(args.recipe, [*args.set, f"model.mixer={json.dumps(name)}"]).model_config(
+            256
+        )  # says what is wrong before anything runs
+    threads = torch.get_num_threads()
+    print(f"{recipe.name} with {len(names)} mixers, {threads} threads, {args.seconds:.0f} s of timing at most", flush=True)
+    rows = mixers.measure(args.recipe, args.set, names, prepare(recipe.data), rounds=args.rounds, seconds=args.seconds)
+    print(mixers.table(rows))
+    if args.json:
+        settings = {"recipe": recipe.to_dict(), "rounds": args.rounds, "seconds": args.seconds}
+        write_record(args.json, new_record("bench-mixers", settings, rows))
+        print(f"record: {args.json}")

@@ -7,7 +7,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -18,7 +18,7 @@ Work = Callable[[], object]
 WARMUPS = 2
 
 
-def interleaved_medians(works: dict[str, Work], *, rounds: int, seconds: float) -> dict[str, float]:
+def interleaved_medians(works: Mapping[str, Work], *, rounds: int, seconds: float) -> dict[str, float]:
     """Median seconds of each piece of work, timed in turn: what slows the machine slows them all.
 
     At most ``rounds`` rounds, fewer (but at least three) once ``seconds`` have gone by.

@@ -1,7 +1,7 @@
 """Layers around the operator."""
 
 from hypermlp.layers.mixer import HyperGLU, HyperMLP, Mixer
-from hypermlp.layers.registry import build_mixer
+from hypermlp.layers.registry import BASELINES, build_mixer
 from hypermlp.layers.state import MixerState
 
-__all__ = ["HyperGLU", "HyperMLP", "Mixer", "MixerState", "build_mixer"]
+__all__ = ["BASELINES", "HyperGLU", "HyperMLP", "Mixer", "MixerState", "build_mixer"]

@@ -1,12 +1,70 @@
-"""From a name to a layer."""
+"""From a name to a layer: the labels of the design study, and the peers that they are compared with."""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 from typing import Any
 
+from hypermlp.config import MixerConfig
+from hypermlp.label import GRAMMAR
+from hypermlp.layers.baselines.base import Baseline, BaselineConfig, BaselineState
 from hypermlp.layers.mixer import Mixer
+from hypermlp.layers.state import MixerState
+
+Layer = Mixer | Baseline
+State = MixerState | BaselineState
+Config = MixerConfig | BaselineConfig
+
+BASELINES = {  # name -> module and class in hypermlp.layers.baselines, loaded when asked for
+    "softmax": "softmax:Softmax",
+    "softmax-naive": "softmax:SoftmaxNaive",
+    "linear": "linear:LinearAttention",
+    "retnet": "retnet:RetNet",
+    "gla": "gla:GatedLinearAttention",
+    "hgrn": "hgrn:Hgrn",
+    "hgrn2": "hgrn2:Hgrn2",
+    "deltanet": "deltanet:DeltaNet",
+    "gated-deltanet": "gated_deltanet:GatedDeltaNet",
+    "gsa": "gsa:GatedSlotAttention",
+    "mamba": "mamba:Mamba",
+    "rwkv7": "rwkv7:Rwkv7",
+    "path": "path:PathAttention",
+    "diff": "diff:DifferentialAttention",
+}
 
 
-def build_mixer(name: str, *, hidden_size: int, max_length: int, **settings: Any) -> Mixer:
-    """The mixer of a label, such as "G-cg-q-12o" or "S-p"."""
-    return Mixer.from_label(name, hidden_size=hidden_size, max_length=max_length, **settings)
+def mixer_config(name: str, *, hidden_size: int, max_length: int, **settings: Any) -> Config:
+    """What ``build_mixer`` builds, checked."""
+    if not isinstance(name, str) or name not in BASELINES:
+        return _label_config(name, hidden_size=hidden_size, max_length=max_length, **settings)
+    kind = _baseline(name).Config
+    known = {field.name for field in dataclasses.fields(kind)}
+    for setting in settings:
+        if setting not in known:
+            raise ValueError(f"{name} has no setting {setting!r}; allowed: {', '.join(sorted(known))}")
+    config: BaselineConfig = kind(hidden_size=hidden_size, max_length=max_length, **settings)
+    return config
+
+
+def build_mixer(name: str, *, hidden_size: int, max_length: int, **settings: Any) -> Layer:
+    """The layer of a label, such as "G-cg-q-12o", or of a peer, such as "gla"; ``settings`` are the fields of its configuration."""
+    return layer_of(mixer_config(name, hidden_size=hidden_size, max_length=max_length, **settings))
+
+
+def layer_of(config: Config) -> Layer:
+    if isinstance(config, MixerConfig):
+        return Mixer(config)
+    layer: Baseline = _baseline(config.name)(config)
+    return layer
+
+
+def _baseline(name: str) -> Any:
+    module, kind = BASELINES[name].split(":")
+    return getattr(importlib.import_module(f"hypermlp.layers.baselines.{module}"), kind)
+
+
+def _label_config(name: str, **settings: Any) -> MixerConfig:
+    if isinstance(name, str) and not name.startswith(("S", "R", "G")):
+        raise ValueError(f"unknown mixer {name!r}; allowed: {', '.join(BASELINES)}, or a label: {GRAMMAR}")
+    return MixerConfig.from_label(name, **settings)

@@ -15,7 +15,7 @@ from hypermlp.config import MixerConfig
 from hypermlp.ops.layout import raise_where
 
 
-class _Rows:
+class Rows:
     """A tensor that grows along dim 1: in a buffer that doubles and is written in place, wherever no gradient has to flow."""
 
     def __init__(self, rows: Tensor | None = None):
@@ -69,6 +69,15 @@ def _require_kind(known: Tensor | None, new: Tensor) -> None:
         )
 
 
+def check_index(index: Tensor, batch_size: int) -> Tensor:
+    """The sequences to keep, as integers within the batch."""
+    index = torch.as_tensor(index)
+    integer = not (index.is_floating_point() or index.is_complex() or index.dtype == torch.bool)
+    if not integer or index.dim() != 1 or index.numel() == 0 or index.min() < 0 or index.max() >= batch_size:
+        raise ValueError(f"index is {index.tolist()}; it must be a list of sequences between 0 and {batch_size - 1}")
+    return index
+
+
 class MixerState:
     """Keys, values, the latest layer inputs (for the convolution) and ``starts`` of every position so far.
 
@@ -82,7 +91,7 @@ class MixerState:
         self.rollback = rollback
         self.length = 0
         self.starts: Tensor | None = None  # int64 [B, T], as the caller gave them; None if none was ever given
-        self._keys, self._values, self._inputs = _Rows(), _Rows(), _Rows()
+        self._keys, self._values, self._inputs = Rows(), Rows(), Rows()
 
     @property
     def keys(self) -> Tensor | None:
@@ -172,10 +181,7 @@ class MixerState:
 
     def reorder(self, index: Tensor) -> MixerState:
         """Sequence ``index[i]`` becomes sequence i; any number of them, as beam search needs."""
-        index = torch.as_tensor(index)
-        integer = not (index.is_floating_point() or index.is_complex() or index.dtype == torch.bool)
-        if not integer or index.dim() != 1 or index.numel() == 0 or index.min() < 0 or index.max() >= self.batch_size:
-            raise ValueError(f"index is {index.tolist()}; it must be a list of sequences between 0 and {self.batch_size - 1}")
+        index = check_index(index, self.batch_size)
         self._map(lambda x: x.index_select(0, index.to(x.device)))
         self.batch_size = index.numel()
         return self
@@ -214,6 +220,10 @@ class MixerState:
         self._map(torch.detach)
         return self
 
+    @property
+    def device(self) -> torch.device | None:
+        return None if self.keys is None else self.keys.device
+
     def __repr__(self) -> str:
         keys = "empty" if self.keys is None else f"{self.keys.dtype} on {self.keys.device}"
         return f"MixerState(batch_size={self.batch_size}, length={self.length}, {keys})"
@@ -228,5 +238,5 @@ class MixerState:
         def changed(x: Tensor | None) -> Tensor | None:
             return None if x is None else change(x)
 
-        self._keys, self._values, self._inputs = (_Rows(changed(rows.get())) for rows in (self._keys, self._values, self._inputs))
+        self._keys, self._values, self._inputs = (Rows(changed(rows.get())) for rows in (self._keys, self._values, self._inputs))
         self.starts = changed(self.starts)

@@ -8,23 +8,23 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
-from hypermlp.layers import Mixer, MixerState
+from hypermlp.layers.registry import Layer, State
 
 
 class _StateLayer:
-    """What transformers asks of a cache layer, answered by a ``MixerState``, which the mixer extends itself."""
+    """What transformers asks of a cache layer, answered by its state, which the mixer extends itself."""
 
     is_croppable = True
     is_compileable = False
     is_sliding = False
 
     def __init__(self, **kwargs: Any):
-        self.state: MixerState | None = None
+        self.state: State | None = None
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
         self.is_initialized = False
 
-    def state_of(self, mixer: Mixer, batch_size: int) -> MixerState:
+    def state_of(self, mixer: Layer, batch_size: int) -> State:
         """The state to hand to the mixer, made at the first call."""
         if self.state is None:
             self.state = mixer.new_state(batch_size)
@@ -68,12 +68,12 @@ class _StateLayer:
             self.state.reorder(indices.nonzero().flatten() if indices.dtype == torch.bool else indices)
 
     def offload(self) -> None:
-        if self.state is not None and self.state.keys is not None:
-            self.device = self.state.keys.device
+        if self.state is not None and self.state.device is not None:
+            self.device = self.state.device
             self.state.to("cpu")
 
     def prefetch(self) -> None:
-        if self.state is not None and self.state.keys is not None:
+        if self.state is not None and self.state.device is not None:
             self.state.to(self.device)
 
 
@@ -94,7 +94,7 @@ class HyperMLPStaticCacheLayer(_StateLayer, StaticLayer):
         return self.max_cache_len
 
 
-def layer_state(cache: Cache | None, index: int, mixer: Mixer, batch_size: int) -> MixerState | None:
+def layer_state(cache: Cache | None, index: int, mixer: Layer, batch_size: int) -> State | None:
     """The state of layer ``index`` in a cache, if there is one."""
     if cache is None:
         return None

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from hypermlp.config import MixerConfig, require
+from hypermlp.config import require
+from hypermlp.layers.registry import BASELINES, Config, mixer_config
 
 BLOCKS = ("gpt2", "llama")
 LORA_TARGETS = ["v_proj", "o_proj"]  # the readout of the dynamic MLP: docs/derivation.md
@@ -27,10 +28,10 @@ class HyperMLPConfig(PreTrainedConfig):
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
     base_model_fsdp_plan: ClassVar[dict[str, str]] = {"layers.*": "free_full_weight"}
 
-    mixer: str | list[str] = "G-cg-q-12o"  # a label such as "S-p", or one for each layer: a hybrid stack
+    mixer: str | list[str] = "G-cg-q-12o"  # a label such as "S-p", a peer such as "gla", or one for each layer: a hybrid stack
     hidden_size: int = 768
     num_hidden_layers: int = 12
-    num_heads: int = 2  # of the mixers
+    num_heads: int = 2  # of labels; a peer has heads of its published width, unless peer_settings says otherwise
     max_position_embeddings: int = 1024  # the longest context: slots of the sequence mixes
     vocab_size: int = 50304
     block: str = "gpt2"  # "gpt2": LayerNorm, GELU, scaled residual init; "llama": RMSNorm, SwiGLU
@@ -40,6 +41,7 @@ class HyperMLPConfig(PreTrainedConfig):
     compression: int = 4  # what q or v in a label divides that side's width by
     conv_kernel: int = 4
     rope_theta: float = 10_000.0
+    peer_settings: dict[str, Any] | None = None  # fields of a peer's configuration, as {"num_heads": 4}; docs/baselines.md
     norm_eps: float | None = None  # None: 1e-5 for gpt2, 1e-6 for llama
     initializer_range: float = 0.02
     tie_word_embeddings: bool = True
@@ -67,22 +69,25 @@ class HyperMLPConfig(PreTrainedConfig):
         """The label of every layer."""
         return self.mixer if isinstance(self.mixer, list) else [self.mixer] * self.num_hidden_layers
 
-    @property
-    def mixer_settings(self) -> dict[str, Any]:
-        """What ``build_mixer`` gets besides the label."""
-        return {
+    def mixer_config(self, index: int) -> Config:
+        """That of one layer."""
+        name = self.mixers[index]
+        settings: dict[str, Any] = {
             "hidden_size": self.hidden_size,
             "max_length": self.max_position_embeddings,
-            "num_heads": self.num_heads,
-            "rank": self.rank,
-            "compression": self.compression,
-            "conv_kernel": self.conv_kernel,
-            "rope_theta": self.rope_theta,
             "init_std": self.initializer_range,
         }
-
-    def mixer_config(self, index: int) -> MixerConfig:
-        return MixerConfig.from_label(self.mixers[index], **self.mixer_settings)
+        if name in BASELINES:
+            return mixer_config(name, **settings, **(self.peer_settings or {}))
+        return mixer_config(
+            name,
+            **settings,
+            num_heads=self.num_heads,
+            rank=self.rank,
+            compression=self.compression,
+            conv_kernel=self.conv_kernel,
+            rope_theta=self.rope_theta,
+        )
 
     @property
     def layer_types(self) -> list[str]:

@@ -22,9 +22,11 @@ from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from hypermlp.layers import Mixer, build_mixer
+from hypermlp.layers import Mixer
+from hypermlp.layers.baselines.base import Baseline
 from hypermlp.layers.mixing import SequenceMix
 from hypermlp.layers.mlp import GeluMlp, SwigluMlp
+from hypermlp.layers.registry import layer_of
 from hypermlp.models.cache import layer_state
 from hypermlp.models.configuration_hypermlp import HyperMLPConfig
 from hypermlp.models.visibility import own_positions, starts_of_batch
@@ -46,7 +48,7 @@ class HyperMLPBlock(GradientCheckpointingLayer):
         super().__init__()
         self.index = index
         self.mixer_norm = _norm(config)
-        self.mixer = build_mixer(config.mixers[index], **config.mixer_settings)
+        self.mixer = layer_of(config.mixer_config(index))
         self.mlp_norm = _norm(config)
         assert config.intermediate_size is not None
         self.mlp = (GeluMlp if config.block == "gpt2" else SwigluMlp)(config.hidden_size, config.intermediate_size)
@@ -78,8 +80,14 @@ class HyperMLPPreTrainedModel(PreTrainedModel):
             init.normal_(module.weight, std=std / math.sqrt(depth))
             if isinstance(module, nn.Linear) and module.bias is not None:
                 init.zeros_(module.bias)
-        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
-            init.ones_(module.weight)
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm | nn.GroupNorm):
+            if module.weight is not None:
+                init.ones_(module.weight)
+            if isinstance(module, nn.GroupNorm):
+                init.zeros_(module.bias)
+        elif isinstance(module, Baseline):
+            for name, value in module.initial_values().items():
+                init.copy_(module.get_parameter(name), value)
         elif isinstance(module, SequenceMix):
             init.zeros_(module.diag)
             init.normal_(module.left, std=std)

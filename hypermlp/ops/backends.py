@@ -5,10 +5,11 @@ A new backend is one entry here; the contract's tests run over this table.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -92,3 +93,16 @@ choose_backend._dynamo_marked_constant = True  # type: ignore[attr-defined]
 @functools.cache
 def _say_once(name: str, reason: str) -> None:
     warnings.warn(f"hypermlp: backend {name!r} passed over: {reason}", stacklevel=5)
+
+
+@contextlib.contextmanager
+def use_backend(name: str) -> Iterator[None]:
+    """Within it, "auto" is this backend."""
+    before = os.environ.get("HYPERMLP_BACKEND")
+    os.environ["HYPERMLP_BACKEND"] = name
+    try:
+        yield
+    finally:
+        del os.environ["HYPERMLP_BACKEND"]
+        if before is not None:
+            os.environ["HYPERMLP_BACKEND"] = before

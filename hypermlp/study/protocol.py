@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from hypermlp.label import PAPER_ROWS, Label
+from hypermlp.layers import BASELINES
 from hypermlp.train.recipe import load_recipe
 
 OTHER_READINGS = {"S-g-q": "S-cg-q", "R-2!": "R-2o!"}  # what the paper probably ran where its label says otherwise; docs/study.md
@@ -111,10 +112,10 @@ def find_size(name: str) -> Size:
 
 
 def find_rows(labels: list[str]) -> list[str]:
-    """Labels, or "all"; each one is checked."""
+    """Labels and names of peers, or "all"; each one is checked."""
     if labels == ["all"]:
         return ROWS
-    return [str(Label.parse(label)) for label in labels]
+    return [label if label in BASELINES else str(Label.parse(label)) for label in labels]
 
 
 def lm_cell(size: Size, mixer: str, seed: int, *changes: str) -> LmCell:

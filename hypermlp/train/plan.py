@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from hypermlp.budget import forward_flops, parameter_count
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
+from hypermlp.ops.backends import use_backend
 from hypermlp.train.recipe import Recipe, load_recipe
 
 GPUS = {"a100": 312e12, "h100": 989e12, "h200": 989e12, "l40s": 362e12, "b200": 2250e12}  # dense bfloat16 FLOP/s, by the makers
@@ -55,7 +53,7 @@ def _mlp(config: HyperMLPConfig) -> int:
 
 
 def activation_bytes(recipe: Recipe, config: HyperMLPConfig) -> int:
-    """What the forward pass of a micro-batch keeps for the backward pass: the model runs on tensors without contents."""
+    """What the forward pass of a micro-batch keeps for the backward pass: the model runs without contents, in the backend of GPUs."""
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -65,7 +63,7 @@ def activation_bytes(recipe: Recipe, config: HyperMLPConfig) -> int:
         return tensor
 
     alive: list[Tensor] = []  # so that no storage is taken for another
-    with FakeTensorMode(), _as_on_a_gpu(), torch.autocast("cpu", torch.bfloat16, enabled=recipe.training.precision == "bfloat16"):
+    with FakeTensorMode(), use_backend("blocked"), torch.autocast("cpu", torch.bfloat16, enabled=recipe.training.precision == "bfloat16"):
         model = HyperMLPForCausalLM(config).train()
         if recipe.training.gradient_checkpointing:
             model.gradient_checkpointing_enable()
@@ -74,19 +72,6 @@ def activation_bytes(recipe: Recipe, config: HyperMLPConfig) -> int:
         with saved_tensors_hooks(note, lambda tensor: tensor):
             model(tokens, labels=tokens, shift_labels=tokens, use_cache=False)
     return sum(size for key, size in kept.items() if key not in weights)
-
-
-@contextlib.contextmanager
-def _as_on_a_gpu() -> Iterator[None]:
-    """With the backend that runs there."""
-    before = os.environ.get("HYPERMLP_BACKEND")
-    os.environ["HYPERMLP_BACKEND"] = "blocked"
-    try:
-        yield
-    finally:
-        del os.environ["HYPERMLP_BACKEND"]
-        if before is not None:
-            os.environ["HYPERMLP_BACKEND"] = before
 
 
 def needs(recipe: Recipe, *, vocab_size: int, peak: float, count: int, utilisation: float) -> Needs:

@@ -32,7 +32,7 @@ def test_a_round_trip_through_a_dictionary_and_auto_classes():
     [
         ({"block": "bert"}, "block is 'bert'; it must be 'gpt2' or 'llama'"),
         ({"mixer": ["S", "S-p"]}, "num_hidden_layers = 12"),
-        ({"mixer": "Q-12"}, "label 'Q-12'"),
+        ({"mixer": "Q-12"}, "unknown mixer 'Q-12'"),
         ({"hidden_size": 30, "num_heads": 4}, "hidden_size|qk_width"),
         ({"rank": 0}, "rank is 0"),
     ],

@@ -1,0 +1,1 @@
+"""Peers of HyperMLP with the same call, state and contract; one file each, loaded when its name is asked for."""

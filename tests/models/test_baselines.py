@@ -1,0 +1,74 @@
+"""A language model with a peer in the place of our mixers: loss, generation, padding, saving."""
+
+import pytest
+import torch
+
+from hypermlp.layers import BASELINES
+from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
+from hypermlp.testing import assert_close
+
+
+def make(mixer: str | list[str], **settings) -> HyperMLPForCausalLM:
+    torch.manual_seed(0)
+    config = HyperMLPConfig(
+        mixer=mixer,
+        hidden_size=32,
+        num_hidden_layers=2,
+        max_position_embeddings=48,
+        vocab_size=50,
+        initializer_range=0.3,
+        pad_token_id=0,
+        **settings,
+    )
+    return HyperMLPForCausalLM(config).eval()
+
+
+def prompts(batch: int = 2, length: int = 9) -> torch.Tensor:
+    return torch.randint(1, 50, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("mixer", [*BASELINES, ["gla", "G-cg-q-12o"], ["softmax", "mamba"]], ids=str)
+def test_generation_is_the_forward_pass(mixer):
+    model, ids = make(mixer), prompts()
+    cached = model.generate(ids, max_new_tokens=12, do_sample=False)
+    for end in range(ids.shape[1], cached.shape[1]):
+        with torch.no_grad():
+            best = model(cached[:, :end], use_cache=False).logits[:, -1].argmax(-1)
+        assert (best == cached[:, end]).all()
+    padded = torch.cat([torch.zeros(2, 3, dtype=torch.int64), ids], dim=1)
+    mask = (padded != 0).long()
+    assert (model.generate(padded, attention_mask=mask, max_new_tokens=12, do_sample=False)[:, 3:] == cached).all()
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_every_parameter_learns_and_is_saved(name, tmp_path):
+    model, ids = make(name), prompts(length=20)
+    model(ids, labels=ids).loss.backward()
+    missing = [key for key, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.isfinite().all()]
+    assert not missing
+    model.save_pretrained(tmp_path)
+    again = HyperMLPForCausalLM.from_pretrained(tmp_path)
+    assert_close(again(ids).logits, model(ids).logits, tolerance=1e-6)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_packed_documents_are_each_alone(name):
+    model, ids = make(name), prompts(batch=1, length=20)
+    documents = torch.tensor([[0] * 7 + [1] * 13])
+    packed = model(ids, document_ids=documents).logits
+    alone = torch.cat([model(ids[:, :7]).logits, model(ids[:, 7:]).logits], dim=1)
+    assert_close(packed, alone, tolerance=1e-4)
+
+
+def test_a_fresh_model_begins_as_its_layers_do():
+    """The model's own initialisation reaches parameters that are no matrices."""
+    mixer = make("mamba").model.layers[0].mixer
+    assert (mixer.skip == 1).all()
+    assert mixer.log_rate[0].exp()[-1].round() == 16
+    assert 0.001 <= torch.nn.functional.softplus(mixer.step_bias).min() <= torch.nn.functional.softplus(mixer.step_bias).max() <= 0.101
+
+
+def test_settings_of_a_peer_are_checked():
+    assert make("gla", peer_settings={"num_heads": 2}).model.layers[0].mixer.config.num_heads == 2
+    with pytest.raises(ValueError, match="gla has no setting 'heads'"):
+        make("gla", peer_settings={"heads": 2})
