@@ -1,0 +1,39 @@
+"""All costs of mixers, side by side."""
+
+import json
+
+from hypermlp.bench.mixers import COLUMNS, OURS, chosen_mixers
+from hypermlp.cli import main
+from hypermlp.layers import BASELINES
+
+SMALL = [
+    "model.hidden_size=32",
+    "model.num_hidden_layers=1",
+    "data.context=64",
+    "data.limit=200000",
+    "training.micro_batch=2",
+    "training.batch_tokens=128",
+]
+
+
+def test_a_table_of_mixers(tmp_path, capsys):
+    record = tmp_path / "bench.json"
+    words = ["bench", "lm", "--mixer", "G-cg-q-12o", "gla", "softmax", "--rounds", "3", "--seconds", "1", "--json", str(record)]
+    assert main([*words, *(word for change in SMALL for word in ("--set", change))]) == 0
+    printed = capsys.readouterr().out
+    rows = json.loads(record.read_text())["results"]
+    assert [row["mixer"] for row in rows] == ["G-cg-q-12o", "gla", "softmax"]
+    assert all(value > 0 for row in rows for key, value in row.items() if key != "mixer")
+    assert printed.count("|") >= 4 * len(COLUMNS)
+    softmax = rows[-1]
+    assert softmax["profiler_mflops_per_token"] < softmax["forward_mflops_per_token"], "the profiler does not see fused attention"
+
+
+def test_all_means_ours_and_every_peer():
+    assert chosen_mixers(["all"]) == [*OURS, *BASELINES]
+    assert chosen_mixers(["S-p"]) == ["S-p"]
+
+
+def test_an_unknown_mixer_is_refused_before_anything_runs(capsys):
+    assert main(["bench", "lm", "--mixer", "nothing"]) == 2
+    assert "unknown mixer 'nothing'" in capsys.readouterr().err
