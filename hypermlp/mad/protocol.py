@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from hypermlp.config import require
 from hypermlp.mad.settings import whole
@@ -88,24 +88,27 @@ class Grid:
     """Which settings, learning rates and weight decays; how each is trained."""
 
     settings: dict[str, list[Changes]]
-    learning_rates: tuple[float, ...]
-    weight_decays: tuple[float, ...]
     training: dict[str, Training]
+    learning_rates: dict[str, tuple[float, ...]]
+    weight_decays: tuple[float, ...] = (0.0,)
     sampler: str = "published"
     width: int = 128
     seed: int = 12345
     about: str = field(default="", compare=False)
 
 
-def _for_all(training: Training, **special: Training) -> dict[str, Training]:
-    return {task: special.get(task.replace("-", "_"), training) for task in TASKS}
+Of = TypeVar("Of")
+
+
+def _for_all(usual: Of, **special: Of) -> dict[str, Of]:
+    return {task: special.get(task.replace("-", "_"), usual) for task in TASKS}
 
 
 _SMALL = Training(batch_size=32, epochs=1, evaluate_every=25, precision="float32")
 GRIDS = {
     "full": Grid(
         settings=PUBLISHED,
-        learning_rates=(1e-4, 5e-4, 1e-3),
+        learning_rates=_for_all((1e-4, 5e-4, 1e-3)),
         weight_decays=(0.0, 0.1),
         training=_for_all(Training()),
         about="as published: 66 settings, 396 trainings for each mixer; for GPUs",
@@ -113,28 +116,26 @@ GRIDS = {
     "mini": Grid(
         settings={
             "in-context-recall": [{"num_train": 25_600, "num_test": 256}],
-            "noisy-in-context-recall": [{"num_train": 25_600, "num_test": 256}],
+            "noisy-in-context-recall": [{"vocab_size": 80, "num_train": 25_600, "num_test": 256}],
             "fuzzy-in-context-recall": [{"num_train": 25_600, "num_test": 512}],
-            "memorization": [{"num_test": 512}],
+            "memorization": [{"vocab_size": 2048, "num_test": 512}],
             "compression": [{"num_train": 102_400, "num_test": 512}],
             "selective-copying": [{"seq_len": 128, "num_train": 28_800, "num_test": 256}],
         },
-        learning_rates=(1e-3,),
-        weight_decays=(0.0,),
+        learning_rates=_for_all((1e-3,), noisy_in_context_recall=(1e-3, 3e-3)),
         training=_for_all(
             _SMALL,
             memorization=replace(_SMALL, batch_size=128, epochs=200),
             compression=replace(_SMALL, batch_size=128),
         ),
         sampler="fast",
-        about="each task once, near its baseline, one learning rate: minutes for each mixer on two cores",
+        about="each task once, two of them with larger vocabularies: minutes for each mixer on two cores",
     ),
     "smoke": Grid(
         settings={
             task: [{"num_train": 64, "num_test": 32, "seq_len": 32, **({"copied": 4} if "copying" in task else {})}] for task in TASKS
         },
-        learning_rates=(1e-3,),
-        weight_decays=(0.0,),
+        learning_rates=_for_all((1e-3,)),
         training=_for_all(replace(_SMALL, evaluate_every=1)),
         sampler="fast",
         width=32,
@@ -197,6 +198,6 @@ def cells(mixer: str, grid: Grid, tasks: list[str]) -> Iterator[Cell]:
     """The trainings of one mixer."""
     for task in tasks:
         find_task(task)
-        for changes, rate, decay in itertools.product(grid.settings[task], grid.learning_rates, grid.weight_decays):
+        for changes, rate, decay in itertools.product(grid.settings[task], grid.learning_rates[task], grid.weight_decays):
             chosen = replace(grid.training[task], learning_rate=rate, weight_decay=decay)
             yield Cell(mixer=mixer, task=task, settings=changes, training=chosen, sampler=grid.sampler, width=grid.width, seed=grid.seed)
