@@ -7,7 +7,7 @@ import importlib
 from typing import Any
 
 from hypermlp.config import MixerConfig
-from hypermlp.label import GRAMMAR
+from hypermlp.label import BASES, GRAMMAR, Label
 from hypermlp.layers.baselines.base import Baseline, BaselineConfig, BaselineState
 from hypermlp.layers.mixer import Mixer
 from hypermlp.layers.state import MixerState
@@ -34,10 +34,20 @@ BASELINES = {  # name -> module and class in hypermlp.layers.baselines, loaded w
 }
 
 
+def mixer_name(name: str) -> str:
+    """A peer's name, or a label as it is written; anything else raises."""
+    if isinstance(name, str) and name in BASELINES:
+        return name
+    if isinstance(name, str) and not name.startswith(tuple(BASES)):
+        raise ValueError(f"unknown mixer {name!r}; allowed: {', '.join(BASELINES)}, or a label: {GRAMMAR}")
+    return str(Label.parse(name))
+
+
 def mixer_config(name: str, *, hidden_size: int, max_length: int, **settings: Any) -> Config:
     """What ``build_mixer`` builds, checked."""
-    if not isinstance(name, str) or name not in BASELINES:
-        return _label_config(name, hidden_size=hidden_size, max_length=max_length, **settings)
+    name = mixer_name(name)
+    if name not in BASELINES:
+        return MixerConfig.from_label(name, hidden_size=hidden_size, max_length=max_length, **settings)
     kind = _baseline(name).Config
     known = {field.name for field in dataclasses.fields(kind)}
     for setting in settings:
@@ -62,9 +72,3 @@ def layer_of(config: Config) -> Layer:
 def _baseline(name: str) -> Any:
     module, kind = BASELINES[name].split(":")
     return getattr(importlib.import_module(f"hypermlp.layers.baselines.{module}"), kind)
-
-
-def _label_config(name: str, **settings: Any) -> MixerConfig:
-    if isinstance(name, str) and not name.startswith(("S", "R", "G")):
-        raise ValueError(f"unknown mixer {name!r}; allowed: {', '.join(BASELINES)}, or a label: {GRAMMAR}")
-    return MixerConfig.from_label(name, **settings)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from hypermlp.label import PAPER_ROWS, Label
-from hypermlp.layers import BASELINES
+from hypermlp.label import PAPER_ROWS
+from hypermlp.layers.registry import mixer_name
 from hypermlp.train.recipe import load_recipe
 
 OTHER_READINGS = {"S-g-q": "S-cg-q", "R-2!": "R-2o!"}  # what the paper probably ran where its label says otherwise; docs/study.md
@@ -115,7 +115,7 @@ def find_rows(labels: list[str]) -> list[str]:
     """Labels and names of peers, or "all"; each one is checked."""
     if labels == ["all"]:
         return ROWS
-    return [label if label in BASELINES else str(Label.parse(label)) for label in labels]
+    return [mixer_name(label) for label in labels]
 
 
 def lm_cell(size: Size, mixer: str, seed: int, *changes: str) -> LmCell:

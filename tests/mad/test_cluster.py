@@ -86,7 +86,7 @@ def test_an_error_in_a_cell_is_told(address):
     (cell,) = smoke("compression")
     ((_, error),) = Cluster(address=address).run(work, [replace(cell, mixer="X")], lambda *_: None)
     assert isinstance(error, CellError)
-    assert "compression: ValueError: label 'X'" in str(error)
+    assert "compression: ValueError: unknown mixer 'X'" in str(error)
 
 
 def test_more_than_any_machine_has_is_said(address):

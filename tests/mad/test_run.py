@@ -318,7 +318,7 @@ def test_an_error_in_a_cell_is_told():
     (cell,) = smoke("compression")
     ((_, error),) = Local(threads=1).run(work, [replace(cell, mixer="X")], lambda *_: None)
     assert isinstance(error, CellError)
-    assert "compression: ValueError: label 'X'" in str(error)
+    assert "compression: ValueError: unknown mixer 'X'" in str(error)
 
 
 @pytest.mark.parametrize("task", mad.TASKS)

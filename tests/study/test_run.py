@@ -82,7 +82,7 @@ def test_learning_rates_are_tuned_on_other_rows():
     ("arguments", "message"),
     [
         (["--size", "tiny"], "unknown size 'tiny'; allowed: smoke, mini, full"),
-        (["--labels", "Q"], "label 'Q'"),
+        (["--labels", "Q"], "unknown mixer 'Q'"),
         (["--jobs", "0"], "--jobs is 0"),
     ],
 )
