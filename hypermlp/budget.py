@@ -25,10 +25,11 @@ def _peer(config: BaselineConfig) -> Baseline:
 
 
 @torch.no_grad()
-def _numbers_held(layer: Baseline, length: int) -> int:
+def _bytes_held(config: BaselineConfig, length: int, dtype: torch.dtype) -> int:
+    layer = _peer(config).to(dtype)
     state = layer.new_state(1)
-    layer(torch.empty(1, length, layer.config.hidden_size, device="meta"), state=state)
-    return sum(x.numel() for x in state.tensors())
+    layer(torch.empty(1, length, config.hidden_size, device="meta", dtype=dtype), state=state)
+    return sum(x.numel() * x.itemsize for x in state.tensors())
 
 
 def parameter_table(config: Config) -> dict[str, int]:
@@ -101,7 +102,7 @@ def state_bytes(config: Config, length: int, *, batch_size: int = 1, dtype: torc
     if length < 0 or batch_size < 1:
         raise ValueError(f"length is {length}, batch_size {batch_size}; they must be at least 0 and 1")
     if isinstance(config, BaselineConfig):
-        once, twice = (_numbers_held(_peer(config), count) for count in (1, 2))
-        return batch_size * dtype.itemsize * (once + (length - 1) * (twice - once)) if length > 0 else 0
+        once, twice = (_bytes_held(config, count, dtype) for count in (1, 2))
+        return batch_size * (once + (length - 1) * (twice - once)) if length > 0 else 0
     conv_inputs = min(length, config.conv_kernel - 1) * config.hidden_size * config.conv
     return batch_size * dtype.itemsize * (length * (config.qk_width + config.vo_width) + conv_inputs)

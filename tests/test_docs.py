@@ -41,3 +41,23 @@ def test_what_the_large_runs_need(recipe, capsys):
     assert main(["plan", recipe, "--count", "8"]) == 0
     _, needs = capsys.readouterr().out.strip().split("\n", 1)
     assert needs in (ROOT / "docs" / "train.md").read_text(), f"docs/train.md does not show `hypermlp plan {recipe} --count 8`"
+
+
+def test_recall_to_the_end():
+    """docs/mad.md: how many steps in-context recall takes."""
+    results = {}
+    for path in (ROOT / "docs" / "results" / "mad-recall").rglob("*.json"):
+        record = read_record(path)
+        results[record["settings"]["mixer"]] = record["results"]
+    needed = results["S-p"]["steps"]
+    at_that_time = next(macro for step, _, macro, _ in results["S"]["curve"] if step == needed)
+    text = (ROOT / "docs" / "mad.md").read_text()
+    for row in (
+        f"| G-cg-q-12o | {results['G-cg-q-12o']['macro']:.1%} | {results['G-cg-q-12o']['steps']:,} |",
+        f"| S-p | {results['S-p']['macro']:.1%} | {needed:,} |",
+        f"| S | {at_that_time:.1%} | {needed:,} |",
+        f"| S | {results['S']['curve'][-1][2]:.1%} | {results['S']['steps']:,} |",
+    ):
+        assert row in text, f"docs/mad.md does not have {row}"
+    assert 2 * results["G-cg-q-12o"]["steps"] <= needed
+    assert at_that_time < 0.6

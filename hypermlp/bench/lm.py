@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hypermlp.bench import mixers
-from hypermlp.bench.measure import Work, interleaved_medians
+from hypermlp.bench.measure import WARMUPS, Work, interleaved_medians
 from hypermlp.bench.step import training_step
 from hypermlp.records import check_writable, new_record, write_record
 from hypermlp.train.data import prepare
@@ -73,6 +73,8 @@ def compare_mixers(args: argparse.Namespace) -> None:
         load_recipe(args.recipe, [*args.set, f"model.mixer={json.dumps(name)}"]).model_config(
             256
         )  # says what is wrong before anything runs
+    if recipe.data.context <= args.rounds + WARMUPS:
+        raise ValueError(f"--rounds is {args.rounds}, data.context {recipe.data.context}; each round decodes a token: take fewer rounds")
     threads = torch.get_num_threads()
     print(f"{recipe.name} with {len(names)} mixers, {threads} threads, {args.seconds:.0f} s of timing at most", flush=True)
     rows = mixers.measure(args.recipe, args.set, names, prepare(recipe.data), rounds=args.rounds, seconds=args.seconds)

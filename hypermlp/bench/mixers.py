@@ -45,7 +45,8 @@ COLUMNS = [
 
 def chosen_mixers(names: list[str]) -> list[str]:
     """ "all" stands for HyperGLU, HyperMLP and every peer."""
-    return [*OURS, *BASELINES] if names == ["all"] else names
+    everything = [*OURS, *BASELINES]
+    return list(dict.fromkeys(mixer for name in names for mixer in (everything if name == "all" else [name])))
 
 
 def measure(recipe_name: str, changes: list[str], mixers: list[str], prepared: PreparedData, *, rounds: int, seconds: float) -> list[Any]:

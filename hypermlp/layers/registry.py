@@ -38,9 +38,13 @@ def mixer_name(name: str) -> str:
     """A peer's name, or a label as it is written; anything else raises."""
     if isinstance(name, str) and name in BASELINES:
         return name
-    if isinstance(name, str) and not name.startswith(tuple(BASES)):
-        raise ValueError(f"unknown mixer {name!r}; allowed: {', '.join(BASELINES)}, or a label: {GRAMMAR}")
-    return str(Label.parse(name))
+    peers = ", ".join(BASELINES)
+    if isinstance(name, str) and name[:1] not in tuple(BASES):
+        raise ValueError(f"unknown mixer {name!r}; allowed: {peers}, or a label: {GRAMMAR}")
+    try:
+        return str(Label.parse(name))
+    except ValueError as error:
+        raise ValueError(f"{error}. Or a peer: {peers}") from None
 
 
 def mixer_config(name: str, *, hidden_size: int, max_length: int, **settings: Any) -> Config:

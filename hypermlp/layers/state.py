@@ -61,12 +61,25 @@ def _frozen(buffer: Tensor) -> bool:
     return not torch.compiler.is_compiling() and buffer.is_inference() and not torch.is_inference_mode_enabled()
 
 
-def _require_kind(known: Tensor | None, new: Tensor) -> None:
+def require_kind(known: Tensor | None, new: Tensor) -> None:
     if known is not None and (known.dtype, known.device) != (new.dtype, new.device):
         raise ValueError(
             f"the state holds {known.dtype} on {known.device}, this call makes {new.dtype} on {new.device}; "
             "decode under the same autocast as the prompt, or move the state with state.to(...)"
         )
+
+
+def starts_to_go_on(starts: Tensor, length: int) -> Tensor:
+    """Those of the last of ``length`` positions, ``[B]``, from ``[B, T]``; a window cannot be guessed."""
+    last = starts[:, -1]
+    moved = last > starts[:, -2] if starts.shape[1] > 1 else torch.zeros_like(last, dtype=torch.bool)
+    raise_where(
+        moved & (last < length - 1),
+        "starts moved along with the last position, as a window does, and none are given for the new ones",
+        "starts of shape [B, T] with every call",
+        last,
+    )
+    return last
 
 
 def check_index(index: Tensor, batch_size: int) -> Tensor:
@@ -148,11 +161,11 @@ class MixerState:
     def check_inputs(self, x: Tensor) -> None:
         """Before anything is written: a call that fails leaves the state as it was."""
         if self.config.conv:
-            _require_kind(self._inputs.buffer, x)
+            require_kind(self._inputs.buffer, x)
 
     def _check_kind(self, keys: Tensor, values: Tensor) -> None:
-        _require_kind(self._keys.buffer, keys)
-        _require_kind(self._values.buffer, values)
+        require_kind(self._keys.buffer, keys)
+        require_kind(self._values.buffer, values)
 
     def commit(self, new: int, starts: Tensor | None) -> None:
         """Take in the ``new`` positions that were offered; ``starts`` of all, as ``offer_starts`` gave them."""
@@ -167,15 +180,7 @@ class MixerState:
         """``starts`` of the last position, ``[B]``, with which a caller who gives none goes on: the same padding or document."""
         if self.starts is None:
             return None
-        last = self.starts[:, -1]
-        moved = last > self.starts[:, -2] if self.length > 1 else torch.zeros_like(last, dtype=torch.bool)
-        raise_where(
-            moved & (last < self.length - 1),
-            "starts moved along with the last position, as a window does, and none are given for the new ones",
-            "starts of shape [B, T] with every call",
-            last,
-        )
-        return last
+        return starts_to_go_on(self.starts, self.length)
 
     # The user's side.
 

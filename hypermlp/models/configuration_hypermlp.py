@@ -41,7 +41,7 @@ class HyperMLPConfig(PreTrainedConfig):
     compression: int = 4  # what q or v in a label divides that side's width by
     conv_kernel: int = 4
     rope_theta: float = 10_000.0
-    peer_settings: dict[str, Any] | None = None  # fields of a peer's configuration, as {"num_heads": 4}; docs/baselines.md
+    peer_settings: dict[str, Any] | None = None  # of peers, by name: {"gla": {"num_heads": 2}}; docs/baselines.md
     norm_eps: float | None = None  # None: 1e-5 for gpt2, 1e-6 for llama
     initializer_range: float = 0.02
     tie_word_embeddings: bool = True
@@ -60,6 +60,13 @@ class HyperMLPConfig(PreTrainedConfig):
             self.intermediate_size = 4 * self.hidden_size if self.block == "gpt2" else -(-wide // 256) * 256
         if self.norm_eps is None:
             self.norm_eps = 1e-5 if self.block == "gpt2" else 1e-6
+        for name, settings in (self.peer_settings or {}).items():
+            used = list(dict.fromkeys(mixer for mixer in self.mixers if mixer in BASELINES))
+            require(
+                "peer_settings", self.peer_settings, name in used, f"settings of peers in the model ({', '.join(used) or 'none'}), by name"
+            )
+            fits = isinstance(settings, dict) and not {"hidden_size", "max_length", "init_std"} & set(settings)
+            require(f"peer_settings[{name!r}]", settings, fits, "its own settings, as {'num_heads': 4}; widths are the model's")
         for index in range(self.num_hidden_layers):
             self.mixer_config(index)  # says what is wrong before anything is built
         super().__post_init__(**kwargs)
@@ -78,7 +85,7 @@ class HyperMLPConfig(PreTrainedConfig):
             "init_std": self.initializer_range,
         }
         if name in BASELINES:
-            return mixer_config(name, **settings, **(self.peer_settings or {}))
+            return mixer_config(name, **settings, **(self.peer_settings or {}).get(name, {}))
         return mixer_config(
             name,
             **settings,

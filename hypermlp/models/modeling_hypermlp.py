@@ -162,6 +162,8 @@ class HyperMLPForCausalLM(HyperMLPPreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = HyperMLPModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        # A recurrence cannot take back tokens: transformers then refuses assisted generation.
+        self._is_stateful = any(isinstance(module, Baseline) and module.recurrent for module in self.modules())
         self.post_init()
 
     @can_return_tuple

@@ -115,7 +115,7 @@ def find_rows(labels: list[str]) -> list[str]:
     """Labels and names of peers, or "all"; each one is checked."""
     if labels == ["all"]:
         return ROWS
-    return [mixer_name(label) for label in labels]
+    return list(dict.fromkeys(mixer_name(label) for label in labels))
 
 
 def lm_cell(size: Size, mixer: str, seed: int, *changes: str) -> LmCell:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from hypermlp.layers.baselines.base import Baseline
 from hypermlp.train.recipe import TrainingSettings
 
 
@@ -24,8 +25,11 @@ def learning_rate_factor(step: int, training: TrainingSettings) -> float:
 
 def optimizer_groups(model: nn.Module, training: TrainingSettings) -> list[dict[str, Any]]:
     """AdamW's parameter groups: decayed ones first. Each parameter once, tied or not."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    decayed = [p for p in parameters if training.decayed == "all" or p.dim() >= 2]
-    rest = [p for p in parameters if training.decayed != "all" and p.dim() < 2]
+    spared = {id(getattr(m, name)) for m in model.modules() if isinstance(m, Baseline) for name in m.undecayed}
+    decayed: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
+    for parameter in (p for p in model.parameters() if p.requires_grad):
+        is_matrix = parameter.dim() >= 2 and id(parameter) not in spared
+        (decayed if training.decayed == "all" or is_matrix else rest).append(parameter)
     groups = [{"params": decayed, "weight_decay": training.weight_decay}, {"params": rest, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]

@@ -71,7 +71,7 @@ def test_left_padding_changes_nothing_and_has_no_gradient(name):
 @pytest.mark.parametrize("name", BASELINES)
 def test_packed_documents_are_each_alone(name):
     layer, x = make(name), inputs()
-    begins = [0, 7, 8, 40, LENGTH]
+    begins = [0, 7, 8, 16, 40, 64, LENGTH]  # at the borders of chunks too
     starts = torch.zeros(2, LENGTH, dtype=torch.int64)
     for begin in begins[1:-1]:
         starts[:, begin:] = begin
@@ -79,7 +79,7 @@ def test_packed_documents_are_each_alone(name):
     assert_close(layer(x, starts=starts), alone, tolerance=1e-10)
     state, outs = layer.new_state(batch_size=2), []
     with torch.no_grad():
-        for first, chunk in ((0, 5), (5, 30), (35, LENGTH - 35)):
+        for first, chunk in ((0, 5), (5, 11), (16, 19), (35, LENGTH - 35)):
             outs.append(layer(x[:, first : first + chunk], state=state, starts=starts[:, first : first + chunk]))
     assert_close(torch.cat(outs, dim=1), alone, tolerance=1e-10, what="in chunks")
 
@@ -114,6 +114,55 @@ def test_states_can_be_branched_and_reordered(name):
         layer(x[:, :8], state=state)
         swapped = layer(x.flip(0)[:, 8:], state=state.reorder(torch.tensor([1, 0])))
         assert_close(swapped, expected.flip(0), tolerance=1e-12)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_state_is_its_own(name):
+    """Nothing of the caller's is kept, a call in another type is refused or harmless, and the state can be cast."""
+    layer, x = make(name, torch.float32), inputs(12).float()
+    with torch.no_grad():
+        expected = layer(x, starts=torch.tensor([3, 0]))
+        state, buffer, starts = layer.new_state(2), torch.empty(2, 1, HIDDEN), torch.tensor([3, 0])
+        outs = []
+        for t in range(12):
+            outs.append(layer(buffer.copy_(x[:, t : t + 1]), state=state, starts=starts if t == 0 else None))
+            starts.zero_()
+        assert_close(torch.cat(outs, dim=1), expected, tolerance=1e-5)
+        layer.bfloat16()(x[:, :1].bfloat16(), state=state.to(torch.bfloat16))
+        with pytest.raises(ValueError, match="x is torch.float32, the layer torch.bfloat16"):
+            layer(x[:, :1], state=state)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_very_strong_decays_are_finite_and_decode(name):
+    layer, x = make(name, torch.float32), 1000 * inputs(40).float()
+    with torch.no_grad():
+        whole = layer(x)
+        assert whole.isfinite().all()
+        assert_close(run(layer, x, [1] * 40), whole, tolerance=5e-3)
+
+
+@pytest.mark.parametrize("name", KEY_VALUE)
+def test_crop_brings_back_earlier_starts(name):
+    layer, x = make(name), inputs(12)
+    starts = torch.zeros(2, 12, dtype=torch.int64)
+    starts[:, 7:] = 7
+    with torch.no_grad():
+        state = layer.new_state(2)
+        layer(x, state=state, starts=starts)
+        assert_close(layer(x[:, 5:7], state=state.crop(5)), layer(x[:, :7])[:, 5:], tolerance=1e-12)
+
+
+@pytest.mark.parametrize("size", [32, 36, 200, 300])
+@pytest.mark.parametrize("name", BASELINES)
+def test_any_width_of_fours_runs(name, size):
+    assert build_mixer(name, hidden_size=size, max_length=8)(torch.randn(1, 5, size)).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["softmax", "softmax-naive", "diff", "gla", "retnet", "gated-deltanet"])
+def test_a_width_that_cannot_run_is_refused(name):
+    with pytest.raises(ValueError, match="hidden_size is 33; it must be a multiple of"):
+        build_mixer(name, hidden_size=33, max_length=8)
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -161,11 +210,12 @@ def test_budget_counts_what_is_there(name):
     config = mixer_config(name, hidden_size=64, max_length=32)
     layer = build_mixer(name, hidden_size=64, max_length=32)
     assert budget.parameter_count(config) == sum(parameter.numel() for parameter in layer.parameters())
-    for length in (1, 5, 30):
+    for length, dtype in ((1, torch.float32), (5, torch.float32), (30, torch.bfloat16)):
         state = layer.new_state(batch_size=3)
         with torch.no_grad():
-            layer(torch.randn(3, length, 64), state=state)
-        assert budget.state_bytes(config, length, batch_size=3) == sum(x.numel() * x.itemsize for x in state.tensors())
+            layer.to(dtype)(torch.randn(3, length, 64, dtype=dtype), state=state)
+        held = sum(x.numel() * x.itemsize for x in state.tensors())
+        assert budget.state_bytes(config, length, batch_size=3, dtype=dtype) == held
     assert budget.forward_flops(config, 32) > 2 * 32 * 4 * 64 * 64 - 1, "at least four matrices"
 
 

@@ -69,6 +69,20 @@ def test_a_fresh_model_begins_as_its_layers_do():
 
 
 def test_settings_of_a_peer_are_checked():
-    assert make("gla", peer_settings={"num_heads": 2}).model.layers[0].mixer.config.num_heads == 2
-    with pytest.raises(ValueError, match="gla has no setting 'heads'"):
-        make("gla", peer_settings={"heads": 2})
+    model = make(["gla", "mamba"], peer_settings={"gla": {"num_heads": 2}, "mamba": {"state_size": 4}})
+    assert model.model.layers[0].mixer.config.num_heads == 2
+    assert model.model.layers[1].mixer.config.state_size == 4
+    for mixer, settings, message in (
+        ("gla", {"gla": {"heads": 2}}, "gla has no setting 'heads'"),
+        ("gla", {"num_heads": 2}, "settings of peers in the model \\(gla\\), by name"),
+        ("S-p", {"gla": {"num_heads": 2}}, "settings of peers in the model \\(none\\)"),
+        ("gla", {"gla": {"hidden_size": 2}}, "widths are the model's"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make(mixer, peer_settings=settings)
+
+
+def test_a_recurrence_refuses_assisted_generation():
+    with pytest.raises(ValueError, match="stateful"):
+        make(["softmax", "gla"]).generate(prompts(batch=1), prompt_lookup_num_tokens=3, max_new_tokens=4)
+    make("softmax").generate(prompts(batch=1), prompt_lookup_num_tokens=3, max_new_tokens=4)

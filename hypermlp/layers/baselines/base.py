@@ -6,6 +6,7 @@ Shapes: B batch, T new positions, P positions in the state, D hidden size.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from hypermlp.config import is_integer, require
-from hypermlp.layers.state import Rows, check_index
+from hypermlp.layers.state import Rows, check_index, require_kind, starts_to_go_on
+from hypermlp.ops.api import autocast_enabled
 from hypermlp.ops.layout import check_starts_form, raise_where, row_starts
 
 
@@ -39,15 +41,26 @@ class BaselineConfig:
                 require(field.name, value, is_integer(value) and value >= least, f"an integer, {least} or more")
             elif field.type == "float":
                 is_number = isinstance(value, int | float) and not isinstance(value, bool)
-                require(field.name, value, is_number and value > 0, "a positive number")
+                require(field.name, value, is_number and 0 < value < math.inf, "a positive finite number")
 
     def fill(self, name: str, value: int) -> None:
         """Give a field that was left at 0 its value, which follows from others."""
         if getattr(self, name) == 0:
             object.__setattr__(self, name, max(1, value))
 
-    def divides(self, name: str, width: int, parts: int) -> None:
-        require(name, parts, width % parts == 0, f"a divisor of the width {width}")
+    def choose_heads(self, *, width: int = 64, least: int = 1, multiple: int = 1) -> None:
+        """The field ``num_heads``, if it was left at 0: heads of about this width. ``multiple``: what a head's width must divide by."""
+        hidden, parts = self.hidden_size, self.hidden_size // multiple
+        require("hidden_size", hidden, hidden % multiple == 0 and hidden >= multiple, f"a multiple of {multiple}")
+        self.fill("num_heads", largest_divisor(parts, max(least, hidden // width)))
+        heads: int = self.num_heads  # type: ignore[attr-defined]
+        rule = f"a divisor of hidden_size = {hidden}" if multiple == 1 else f"a divisor of hidden_size / {multiple} = {parts}"
+        require("num_heads", heads, parts % heads == 0, rule)
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """Of a number, not above ``most``."""
+    return next((count for count in range(most, 0, -1) if number % count == 0), 1)
 
 
 class BaselineState:
@@ -61,7 +74,8 @@ class BaselineState:
         self.batch_size = batch_size
         self.config = config
         self.length = 0
-        self.starts: Tensor | None = None  # int64 [B], of the last position; None if none was ever given
+        # int64 [B, T], as the caller gave them, of all positions or, for a recurrence, of the last one; None if none was ever given
+        self.starts: Tensor | None = None
         self._fixed: dict[str, Tensor] = {}
         self._offered: dict[str, Tensor] = {}
         self._rows: dict[str, Rows] = {}
@@ -69,22 +83,37 @@ class BaselineState:
     # The layer's side: tensors that a call sets are taken in by ``commit``.
 
     def get(self, name: str) -> Tensor | None:
-        return self._fixed.get(name)
+        known = self._fixed.get(name)
+        if known is not None and not torch.compiler.is_compiling() and known.is_inference() and not torch.is_inference_mode_enabled():
+            return known.clone()  # autograd does not take the other
+        return known
 
     def __setitem__(self, name: str, value: Tensor) -> None:
         self._offered[name] = value
 
     def extended(self, name: str, new: Tensor) -> Tensor:
         """All rows of this name, ``[B, P + T, ...]``, the new ones last."""
-        return self._rows.setdefault(name, Rows()).extended(new)
+        if self.length == 0:
+            self._rows[name] = Rows()
+        rows = self._rows[name]
+        require_kind(rows.buffer, new)
+        return rows.extended(new)
 
-    def commit(self, new: int, starts: Tensor | None) -> None:
+    def next_starts(self) -> Tensor | None:
+        """With which a caller who gives none goes on, ``[B]``."""
+        return None if self.starts is None else starts_to_go_on(self.starts, self.length)
+
+    def commit(self, new: int, starts: Tensor | None, *, recurrent: bool) -> None:
+        """Take in what was offered. ``starts``: ``[B]`` or ``[B, new]``."""
+        if starts is not None:
+            rows = starts[:, None].expand(-1, new) if starts.dim() == 1 else starts
+            past = rows.new_zeros(rows.shape[0], self.length) if self.starts is None else self.starts
+            self.starts = rows[:, -1:].clone() if recurrent else torch.cat([past, rows], dim=1)
         self.length += new
-        self.starts = starts
         self._fixed.update(self._offered)
         self._offered = {}
-        for rows in self._rows.values():
-            rows.length = self.length
+        for held in self._rows.values():
+            held.length = self.length
 
     # The user's side.
 
@@ -123,8 +152,7 @@ class BaselineState:
             self.length = length
             for rows in self._rows.values():
                 rows.length = length
-            if self.starts is not None:
-                self.starts = self.starts.clamp(max=length)
+            self.starts = None if self.starts is None else self.starts[:, :length]
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> BaselineState:
@@ -161,6 +189,8 @@ class Baseline(nn.Module):
 
     recurrent: ClassVar[bool] = True
     """Does it forget single positions? Then ``starts`` can begin documents, but not slide along as a window."""
+    undecayed: ClassVar[tuple[str, ...]] = ()
+    """Parameters of two dimensions that are no matrices: weight decay leaves them alone."""
     o_proj: nn.Module
 
     def __init__(self, config: BaselineConfig):
@@ -197,22 +227,21 @@ class Baseline(nn.Module):
         past = 0 if state is None else state.length
         new, total = x.shape[1], past + x.shape[1]
         if starts is None and state is not None:
-            starts = state.starts
-        reach, last = None, None
+            starts = state.next_starts()
+        reach = None
         if starts is not None:
-            if state is not None and starts.dim() == 1:
-                last, starts = starts, starts.clamp(max=total)  # padding may go on in a later chunk
-            rows = row_starts(starts, new, total, -1)
-            last = rows[:, -1] if last is None else last.long()
+            starts = starts.long()
+            padding = state is not None and starts.dim() == 1  # may go on in a later chunk
+            rows = row_starts(starts.clamp(max=total) if padding else starts, new, total, -1)
             reach = torch.arange(past + 1, total + 1, device=x.device) - rows  # positions that each one sees, itself included
             if self.recurrent:
-                self._check_documents(reach, past, None if state is None else state.starts)
+                self._check_documents(reach, past, None if state is None or state.starts is None else state.starts[:, -1])
             x = x.masked_fill((reach < 1)[:, :, None], 0)  # padding: whatever stands there, even NaN, goes no further
         out: Tensor = self.mix(x, state, reach)
         if reach is not None:
             out = out.masked_fill((reach < 1)[:, :, None], 0)
         if state is not None:
-            state.commit(new, last)  # nothing can fail any more
+            state.commit(new, starts, recurrent=self.recurrent)  # nothing can fail any more
         return out
 
     def mix(self, x: Tensor, state: BaselineState | None, reach: Tensor | None) -> Tensor:
@@ -237,6 +266,9 @@ class Baseline(nn.Module):
         require("x", type(x), isinstance(x, Tensor), "a tensor")
         if x.dim() != 3 or x.shape[-1] != self.config.hidden_size or 0 in x.shape:
             raise ValueError(f"x has shape {list(x.shape)}; it must be [batch, positions, {self.config.hidden_size}], none empty")
+        weight = next(self.parameters())
+        if x.dtype != weight.dtype and not autocast_enabled(x.device.type):
+            raise ValueError(f"x is {x.dtype}, the layer {weight.dtype}; cast one of them, or use torch.autocast")
         if state is not None and (not isinstance(state, BaselineState) or state.config != self.config):
             raise ValueError(f"the state belongs to another layer, {state!r}; make one with this layer's new_state")
         if state is not None and state.batch_size != x.shape[0]:

@@ -25,8 +25,7 @@ class DeltaNetConfig(BaselineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.fill("num_heads", self.hidden_size // 128)
-        self.divides("num_heads", self.hidden_size, self.num_heads)
+        self.choose_heads(width=128)
 
 
 class DeltaNet(Baseline):

@@ -30,14 +30,14 @@ class DiffConfig(BaselineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.fill("num_heads", self.hidden_size // 128)
-        self.divides("num_heads", self.hidden_size // 4, self.num_heads)
+        self.choose_heads(width=128, multiple=4)
 
 
 class DifferentialAttention(Baseline):
     recurrent = False
     config: DiffConfig
     Config: ClassVar = DiffConfig
+    undecayed = ("lambda_q", "lambda_k")
 
     def __init__(self, config: DiffConfig):
         super().__init__(config)

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.layers.baselines.base import Baseline, BaselineConfig, BaselineState, remembered
+from hypermlp.config import require
+from hypermlp.layers.baselines.base import Baseline, BaselineConfig, BaselineState, largest_divisor, remembered
 from hypermlp.layers.baselines.parts import initial_conv, initial_step_bias, short_conv
 from hypermlp.layers.baselines.recurrence import delta_rule
 
@@ -31,8 +32,9 @@ class GatedDeltaNetConfig(BaselineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.fill("num_heads", self.key_width // 256)
-        self.divides("num_heads", self.key_width, self.num_heads)
+        require("hidden_size", self.hidden_size, self.hidden_size % 4 == 0, "a multiple of 4: keys have three quarters of it")
+        self.fill("num_heads", largest_divisor(self.key_width, self.key_width // 256))
+        require("num_heads", self.num_heads, self.key_width % self.num_heads == 0, f"a divisor of the keys' width {self.key_width}")
 
 
 class GatedDeltaNet(Baseline):

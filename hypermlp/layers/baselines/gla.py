@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.layers.baselines.base import Baseline, BaselineConfig, BaselineState, remembered
+from hypermlp.layers.baselines.base import Baseline, BaselineConfig, BaselineState, largest_divisor, remembered
 from hypermlp.layers.baselines.recurrence import gated_attention
 
 GATE_TEMPERATURE = 16.0  # log decays are divided by it: a fresh layer forgets slowly
@@ -18,14 +18,15 @@ GATE_TEMPERATURE = 16.0  # log decays are divided by it: a fresh layer forgets s
 class GlaConfig(BaselineConfig):
     name = "gla"
 
-    num_heads: int = 4
-    """Keys have half the hidden size in all, values all of it."""
+    num_heads: int = 0
+    """0 stands for 4, or as many as fit. Keys have half the hidden size in all, values all of it."""
     gate_rank: int = 16
     """Of the two matrices that make the decays."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.divides("num_heads", self.hidden_size // 2, self.num_heads)
+        self.fill("num_heads", largest_divisor(self.hidden_size // 2, 4))
+        self.choose_heads(multiple=2)
 
 
 class GatedLinearAttention(Baseline):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp.layers.baselines import kernels
-from hypermlp.layers.baselines.base import Baseline, BaselineConfig, BaselineState, remembered
+from hypermlp.layers.baselines.base import Baseline, BaselineConfig, BaselineState, largest_divisor, remembered
 from hypermlp.layers.baselines.recurrence import gated_attention, gated_slots
 
 GATE_TEMPERATURE = 8.0  # log decays are divided by it
@@ -20,15 +20,16 @@ GATE_TEMPERATURE = 8.0  # log decays are divided by it
 class GsaConfig(BaselineConfig):
     name = "gsa"
 
-    num_heads: int = 4
-    """Keys and values have the hidden size in all."""
+    num_heads: int = 0
+    """0 stands for 4, or as many as fit. Keys and values have the hidden size in all."""
     num_slots: int = 0
     """Of each head; 0 stands for a head's width, at most 64."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.fill("num_heads", largest_divisor(self.hidden_size, 4))
+        self.choose_heads()
         self.fill("num_slots", min(64, self.hidden_size // self.num_heads))
-        self.divides("num_heads", self.hidden_size, self.num_heads)
 
 
 def slot_attention(

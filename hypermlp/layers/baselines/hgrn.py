@@ -38,9 +38,9 @@ class Hgrn(Baseline):
         forget = torch.sigmoid(forget.to(dtype))
         new = F.silu(new.to(dtype)) * (1 - forget)
         past = remembered(state, "memory")
-        states = scan(forget, new, new.new_zeros(new.shape[0], new.shape[2]) if past is None else past, reach)
+        states = scan(forget, new, new.new_zeros(new.shape[0], new.shape[2]) if past is None else past.to(dtype), reach)
         if state is not None:
-            state["memory"] = states[:, -1]
+            state["memory"] = states[:, -1].clone()
         return self.o_proj(self.norm(states.to(x.dtype)) * F.silu(gate))
 
     def core_flops(self, queries: int, keys: int) -> int:

@@ -22,8 +22,7 @@ class LinearConfig(BaselineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.fill("num_heads", self.hidden_size // 64)
-        self.divides("num_heads", self.hidden_size, self.num_heads)
+        self.choose_heads(width=64)
 
 
 class LinearAttention(Baseline):

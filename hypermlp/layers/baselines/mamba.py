@@ -39,6 +39,7 @@ class MambaConfig(BaselineConfig):
 class Mamba(Baseline):
     config: MambaConfig
     Config: ClassVar = MambaConfig
+    undecayed = ("log_rate", "step_weight")
 
     def __init__(self, config: MambaConfig):
         super().__init__(config)
@@ -76,8 +77,7 @@ class Mamba(Baseline):
         step, write, read = self.select_proj(inner).split(self.sizes, dim=-1)
         step = F.softplus((step @ self.step_weight.mT).to(dtype) + self.step_bias)
         memory = remembered(state, "memory")
-        if memory is None:
-            memory = step.new_zeros(x.shape[0], *self.log_rate.shape)
+        memory = step.new_zeros(x.shape[0], *self.log_rate.shape) if memory is None else memory.to(dtype)
         decay = -self.log_rate.to(dtype).exp()
         begins = None if reach is None else reach < 2
         out, memory = selective_scan(inner.to(dtype), step, decay, write.to(dtype), read.to(dtype), memory, begins)

@@ -36,7 +36,7 @@ def short_conv(x: Tensor, weight: Tensor, state: BaselineState | None, name: str
     past = None if state is None else state.get(name)
     x = F.pad(x, (0, 0, taps - 1, 0)) if past is None else torch.cat([past, x], dim=1)
     if state is not None:
-        state[name] = x[:, length:]
+        state[name] = x[:, length:].clone()  # not a view that holds on to everything
     out: Tensor = _Conv.apply(x, weight, length, reach)
     return out
 
@@ -81,7 +81,7 @@ def shifted(x: Tensor, state: BaselineState | None, reach: Tensor | None) -> Ten
     past = None if state is None else state.get("previous")
     before = torch.cat([torch.zeros_like(x[:, :1]) if past is None else past, x[:, :-1]], dim=1)
     if state is not None:
-        state["previous"] = x[:, -1:]
+        state["previous"] = x[:, -1:].clone()  # the caller may write into x
     return before if reach is None else before.masked_fill((reach < 2)[:, :, None], 0)
 
 

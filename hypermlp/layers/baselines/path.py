@@ -30,8 +30,7 @@ class PathConfig(BaselineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.fill("num_heads", self.hidden_size // 64)
-        self.divides("num_heads", self.hidden_size, self.num_heads)
+        self.choose_heads(width=64)
 
 
 @full_precision
@@ -80,7 +79,7 @@ class PathAttention(Baseline):
         past = remembered(state, "keys")
         if state is not None:
             v = state.extended("values", v.transpose(1, 2)).transpose(1, 2)
-        scores, keys = path_scores(q, k if past is None else torch.cat([past, k], dim=2), w, beta.mT[..., None])
+        scores, keys = path_scores(q, k if past is None else torch.cat([past.to(k.dtype), k], dim=2), w, beta.mT[..., None])
         if state is not None:
             state["keys"] = keys
         seen = visible_mask(q.shape[2], keys.shape[2], reach, x.device)

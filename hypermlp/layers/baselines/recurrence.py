@@ -19,6 +19,7 @@ from hypermlp.layers.baselines import kernels
 from hypermlp.layers.baselines.parts import full_precision
 
 SCALAR_CHUNK, CHANNEL_CHUNK = 64, 16
+STRONGEST = -100.0  # what decays so is nothing in float32; stronger ones would only cost their sums accuracy
 LARGEST_EXPONENT = 40.0  # a product of two such exponentials is still a float32
 
 
@@ -45,7 +46,7 @@ def visible_in_chunks(reach: Tensor | None, length: int, size: int, device: torc
     spare = -length % size
     reach = torch.cat([reach, reach[:, -1:] + torch.arange(1, spare + 1, device=device)], dim=1)
     reach = reach.unflatten(1, (-1, size))[:, None, :, :, None]  # [B, 1, N, C, 1]
-    return Visible((lag >= 0) & (lag < reach), reach > index[:, None])
+    return Visible((lag >= 0) & (lag < reach), reach > index[:, None] + 1)
 
 
 def in_chunks(x: Tensor, size: int) -> Tensor:
@@ -99,6 +100,7 @@ def gated_attention(
     size = min(size, length)
     q, k, v, log_decay = (in_chunks(x, size) for x in (q, k, v, log_decay))
     visible = visible_in_chunks(reach, length, size, q.device)
+    log_decay = log_decay.clamp(min=STRONGEST)
     total = log_decay.cumsum(-2)  # within the chunk, own decay included
     last = total[..., -1:, :]
     own = decayed_pairs(q, k, total, total, visible.pairs) @ v
@@ -116,6 +118,7 @@ def gated_slots(
     length, size = q.shape[1], min(CHANNEL_CHUNK, q.shape[1])
     q, k, v, log_decay = (in_chunks(x, size) for x in (q, k, v, log_decay))
     visible = visible_in_chunks(reach, length, size, q.device)
+    log_decay = log_decay.clamp(min=STRONGEST)
     total = log_decay.cumsum(-2)
     last = total[..., -1:, :]
     scores = (q @ k.mT).masked_fill(~visible.pairs, 0)
@@ -133,12 +136,16 @@ def gated_slots(
 
 def _loop(memory: Tensor | None, kept: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
     """``S[n+1] = kept[n] S[n] + added[n]``: the memories before each chunk, ``[B, H, N, K, V]``, and the one behind all."""
-    current = torch.zeros_like(added[:, :, 0]) if memory is None else memory
+    current = _begin(memory, added[:, :, 0])
     memories = []
     for keep, add in _each(kept, added):
         memories.append(current)
         current = torch.addcmul(add, keep, current)
     return torch.stack(memories, dim=2), current
+
+
+def _begin(memory: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if memory is None else memory.to(like.dtype)
 
 
 def _each(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -165,6 +172,7 @@ def delta_rule(
     length, size = q.shape[1], min(SCALAR_CHUNK, q.shape[1])
     q, k, v, beta, log_decay = (in_chunks(x, size) for x in (q, k, v, beta, log_decay))
     visible = visible_in_chunks(reach, length, size, q.device)
+    log_decay = log_decay.clamp(min=STRONGEST)
     total = log_decay.cumsum(-2)
     last = total[..., -1:, :]
     system = decayed_pairs(beta * k, k, total, total, visible.pairs).tril(-1)
@@ -174,7 +182,7 @@ def delta_rule(
     queries = visible.keep(q * total.exp())
     keys = visible.keep_for_last(k * (last - total).exp()).mT
     kept = last.exp() if visible.before is None else last.exp() * visible.before[..., -1:, :]
-    current = torch.zeros_like(keys[:, :, 0] @ v[:, :, 0]) if memory is None else memory
+    current = _begin(memory, keys[:, :, 0] @ v[:, :, 0])
     outs = []
     for value, reading, score, query, keep, key in _each(from_values, from_memory, scores, queries, kept, keys):
         written = value - reading @ current
@@ -200,6 +208,7 @@ def diagonal_plus_rank_one(
     length, size = q.shape[1], min(CHANNEL_CHUNK, q.shape[1])
     q, k, v, a, b, log_decay = (in_chunks(x, size) for x in (q, k, v, a, b, log_decay))
     visible = visible_in_chunks(reach, length, size, q.device)
+    log_decay = log_decay.clamp(min=STRONGEST)
     total = log_decay.cumsum(-2)
     before = total - log_decay  # a reads S before the decay of its own step
     last = total[..., -1:, :]
@@ -214,7 +223,7 @@ def diagonal_plus_rank_one(
     keys, writes = (visible.keep_for_last(x * (last - total).exp()).mT for x in (k, b))
     added = keys @ v
     kept = last.exp().mT if visible.before is None else (last.exp() * visible.before[..., -1:, :]).mT
-    current = torch.zeros_like(added[:, :, 0]) if memory is None else memory
+    current = _begin(memory, added[:, :, 0])
     outs = []
     parts = _each(from_values, from_memory, from_keys, from_writes, queries, kept, added, writes)
     for value, reading, own, through_writes, query, keep, add, write in parts:

@@ -27,8 +27,7 @@ class RetNetConfig(BaselineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.fill("num_heads", max(2, self.hidden_size // 256))
-        self.divides("num_heads", self.hidden_size // 2, self.num_heads)
+        self.choose_heads(width=256, least=2, multiple=2)
 
 
 def log_decays(num_heads: int, like: Tensor) -> Tensor:

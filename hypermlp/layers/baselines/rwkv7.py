@@ -34,14 +34,13 @@ class Rwkv7Config(BaselineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.fill("num_heads", self.hidden_size // 64)
-        self.divides("num_heads", self.hidden_size, self.num_heads)
+        self.choose_heads(width=64)
 
 
 class _Small(nn.Module):
     """Two thin matrices with something between them."""
 
-    def __init__(self, width: int, rank: int, activation: nn.Module, bias: bool):
+    def __init__(self, width: int, rank: int, activation: nn.Module):
         super().__init__()
         self.down = nn.Linear(width, rank, bias=False)
         self.activation = activation
@@ -57,15 +56,16 @@ class Rwkv7(Baseline):
 
     config: Rwkv7Config
     Config: ClassVar = Rwkv7Config
+    undecayed = ("blend",)
 
     def __init__(self, config: Rwkv7Config):
         super().__init__(config)
         hidden = config.hidden_size
         self.blend = nn.Parameter(torch.empty(len(MIXED), hidden))
         self.r_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(hidden, hidden, bias=False) for _ in range(4))
-        self.decay = _Small(hidden, _rank(hidden, 1.8, 0.5), nn.Tanh(), bias=False)
-        self.rate = _Small(hidden, _rank(hidden, 1.8, 0.5), nn.Identity(), bias=False)
-        self.gate = _Small(hidden, _rank(hidden, 0.6, 0.8), nn.Sigmoid(), bias=False)
+        self.decay = _Small(hidden, _rank(hidden, 1.8, 0.5), nn.Tanh())
+        self.rate = _Small(hidden, _rank(hidden, 1.8, 0.5), nn.Identity())
+        self.gate = _Small(hidden, _rank(hidden, 0.6, 0.8), nn.Sigmoid())
         self.decay_bias, self.rate_bias, self.removal, self.rate_on_key, self.bonus = (nn.Parameter(torch.empty(hidden)) for _ in range(5))
         self.norm = nn.GroupNorm(config.num_heads, hidden, eps=64e-5)
         self.reset_parameters()

@@ -28,8 +28,7 @@ class SoftmaxConfig(BaselineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.fill("num_heads", self.hidden_size // 64)
-        self.divides("num_heads", self.hidden_size // 2, self.num_heads)
+        self.choose_heads(width=64, multiple=2)
 
 
 class Softmax(Baseline):
