@@ -65,7 +65,7 @@ def parse(change: str) -> tuple[str, Any]:
 class RunCommand:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--mixer", required=True, help="a label, such as G-cg-q-12o, or package.module:function")
+        parser.add_argument("--mixer", required=True, help="a label, such as G-cg-q-12o, a peer, such as gla, or package.module:function")
         add_running(parser)
 
     @staticmethod

@@ -71,7 +71,7 @@ class GatedSlotAttention(Baseline):
         decay = F.logsigmoid(forget.to(torch.promote_types(x.dtype, torch.float32))) / GATE_TEMPERATURE
         write = -torch.expm1(decay)
         memories = remembered(state, "keys"), remembered(state, "values")
-        out, (keys, values) = slot_attention(q * q.shape[-1] ** -0.5, k, v, write, decay, memories, reach)
+        out, (keys, values) = slot_attention(q, k, v, write, decay, memories, reach)
         if state is not None:
             state["keys"], state["values"] = keys, values
         return self.o_proj(self.norm(F.silu(out.to(x.dtype)).flatten(2)))

@@ -9,10 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 from torch.autograd.function import once_differentiable
 
 from hypermlp.layers.baselines import kernels
 from hypermlp.layers.baselines.parts import full_precision
+
+
+def _positions(x: Tensor) -> range:
+    """Of ``[B, T, D]``; none where nothing is computed and only sizes matter."""
+    return range(0) if x.is_meta or is_fake(x) else range(x.shape[1])
 
 
 class _Scan(torch.autograd.Function):
@@ -20,7 +26,7 @@ class _Scan(torch.autograd.Function):
     def forward(ctx: Any, keep: Tensor, add: Tensor, memory: Tensor) -> Tensor:
         states = torch.empty_like(add)
         current = memory
-        for t in range(add.shape[1]):
+        for t in _positions(add):
             current = torch.addcmul(add[:, t], keep[:, t], current, out=states[:, t])
         ctx.save_for_backward(keep, states, memory)
         return states
@@ -56,7 +62,7 @@ class _SelectiveScan(torch.autograd.Function):
         states = x.new_empty(length, *memory.shape)
         out = torch.empty_like(x)
         current, scaled = memory, step * x
-        for t in range(length):
+        for t in _positions(x):
             keep = _keep(step, decay, begins, t)
             torch.mul(scaled[:, t, :, None], write[:, t, None, :], out=states[t])
             current = states[t].addcmul_(keep, current)
