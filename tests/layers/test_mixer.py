@@ -17,7 +17,7 @@ def test_defaults_are_the_papers():
 def test_build_mixer_takes_labels_and_settings():
     layer = build_mixer("R-cg-q-12o", hidden_size=64, max_length=8, rank=4, compression=8)
     assert (layer.config.qk_width, layer.config.rank) == (8, 4)
-    with pytest.raises(ValueError, match="label 'transformer'"):
+    with pytest.raises(ValueError, match="unknown mixer 'transformer'"):
         build_mixer("transformer", hidden_size=64, max_length=8)
 
 
