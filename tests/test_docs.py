@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hypermlp.bench import lm
+from hypermlp.bench import lm, mixers
 from hypermlp.bench.op import Row, table
 from hypermlp.cells import recorded
 from hypermlp.cli import main
@@ -41,6 +41,11 @@ def test_what_the_large_runs_need(recipe, capsys):
     assert main(["plan", recipe, "--count", "8"]) == 0
     _, needs = capsys.readouterr().out.strip().split("\n", 1)
     assert needs in (ROOT / "docs" / "train.md").read_text(), f"docs/train.md does not show `hypermlp plan {recipe} --count 8`"
+
+
+def test_what_peers_cost():
+    rows = read_record(ROOT / "docs" / "results" / "bench-mixers.json")["results"]
+    assert mixers.table(rows) in (ROOT / "docs" / "baselines.md").read_text()
 
 
 def test_recall_to_the_end():
