@@ -37,7 +37,7 @@ def normal(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()
 
 
-def compare(ours: Callable[..., Tensor], theirs: Callable[..., Tensor], inputs: list[Tensor]) -> None:
+def assert_same(ours: Callable[..., Tensor], theirs: Callable[..., Tensor], inputs: list[Tensor]) -> None:
     mine, expected = ours(*inputs), theirs(*inputs)
     assert_close(mine, expected, tolerance=TOLERANCE)
     weights = torch.randn(mine.shape, generator=torch.Generator().manual_seed(9))
@@ -67,7 +67,7 @@ def test_linear(qkv):
     from fla.ops.linear_attn.naive import naive_chunk_linear_attn
 
     none = torch.zeros(B, T, H, 1)
-    compare(
+    assert_same(
         lambda q, k, v: gated_attention(q * SCALE, k, v, none)[0],
         lambda q, k, v: first(naive_chunk_linear_attn(q, k, v, normalize=False)),
         qkv,
@@ -77,7 +77,7 @@ def test_linear(qkv):
 def test_retnet(qkv):
     from fla.ops.retention.naive import naive_retention
 
-    compare(
+    assert_same(
         lambda q, k, v: gated_attention(q * SCALE, k, v, log_decays(H, q)[:, None].expand(B, T, H, 1))[0],
         lambda q, k, v: turned(first(naive_retention(*map(turned, (q, k, v))))),
         qkv,
@@ -88,7 +88,7 @@ def test_retnet(qkv):
 def test_gla_and_hgrn2(qkv, strength):
     from fla.ops.gla.naive import naive_recurrent_gla
 
-    compare(
+    assert_same(
         lambda q, k, v, g: gated_attention(q * SCALE, k, v, g)[0],
         lambda q, k, v, g: first(naive_recurrent_gla(q, k, v, g)),
         [*qkv, decay(B, T, H, K, strength=strength)],
@@ -99,7 +99,7 @@ def test_gla_and_hgrn2(qkv, strength):
 def test_gsa(qkv, strength):
     from fla.ops.gsa.naive import naive_recurrent_gsa
 
-    compare(
+    assert_same(
         lambda q, k, v, g: slot_attention(q * SCALE, k, v, 1 - g.exp(), g)[0],
         lambda q, k, v, g: first(naive_recurrent_gsa(q, k, v, 1 - g.exp(), g)),
         [*qkv, decay(B, T, H, SLOTS, strength=strength)],
@@ -109,7 +109,7 @@ def test_gsa(qkv, strength):
 def test_hgrn():
     from fla.ops.hgrn.naive import naive_recurrent_hgrn
 
-    compare(
+    assert_same(
         lambda x, g: scan(g.exp(), x, torch.zeros(B, K)),
         lambda x, g: first(naive_recurrent_hgrn(x, g)),
         [normal(B, T, K, seed=0), decay(B, T, K, strength=1.0)],
@@ -125,7 +125,9 @@ def test_deltanet(qkv):
         q, k, v, beta = map(turned, (q, F.normalize(k, dim=-1), v, beta[..., 0]))
         return turned(first(delta_rule_recurrence(q, k, v, beta)))
 
-    compare(lambda q, k, v, beta: delta_rule(q * SCALE, F.normalize(k, dim=-1), v, beta, torch.zeros_like(beta))[0], theirs, [*qkv, beta])
+    assert_same(
+        lambda q, k, v, beta: delta_rule(q * SCALE, F.normalize(k, dim=-1), v, beta, torch.zeros_like(beta))[0], theirs, [*qkv, beta]
+    )
 
 
 @pytest.mark.parametrize("strength", [0.1, 5.0], ids=["slow", "fast"])
@@ -133,7 +135,7 @@ def test_gated_deltanet(qkv, strength):
     from fla.ops.gated_delta_rule.naive import naive_recurrent_gated_delta_rule
 
     beta = torch.rand(B, T, H, 1, generator=torch.Generator().manual_seed(4)).requires_grad_()
-    compare(
+    assert_same(
         lambda q, k, v, beta, g: delta_rule(q * SCALE, F.normalize(k, dim=-1), v, beta, g)[0],
         lambda q, k, v, beta, g: first(naive_recurrent_gated_delta_rule(q, F.normalize(k, dim=-1), v, beta[..., 0], g[..., 0])),
         [*qkv, beta, decay(B, T, H, 1, strength=strength)],
@@ -147,7 +149,7 @@ def test_rwkv7(qkv, strength):
     removed = F.normalize(normal(B, T, H, K, seed=5).detach(), dim=-1)
     a, b = (-removed).requires_grad_(), (removed * 0.7).requires_grad_()
     log_decay = (-strength * torch.rand(B, T, H, K, generator=torch.Generator().manual_seed(6))).requires_grad_()
-    compare(
+    assert_same(
         lambda q, *others: diagonal_plus_rank_one(q * SCALE, *others)[0],
         lambda *inputs: turned(first(dplr_recurrence(*map(turned, inputs)))),
         [*qkv, a, b, log_decay],
@@ -166,7 +168,7 @@ def test_path():
         scores = (scores * SCALE).masked_fill(~visible_mask(T, T, None, scores.device), -torch.inf)
         return turned(scores.softmax(-1) @ turned(v))
 
-    compare(
+    assert_same(
         ours,
         lambda q, k, v, w, beta: first(naive_path_attn(q, k, v, w, beta[..., 0], torch.zeros(B, T, H), SCALE)),
         [q, k, v, w, beta],
@@ -177,7 +179,7 @@ def test_softmax(qkv):
     layers = [build_mixer(name, hidden_size=32, max_length=T, num_heads=2) for name in ("softmax", "softmax-naive")]
     layers[1].load_state_dict(randomise_(layers[0]).state_dict())
     x = normal(B, T, 32, seed=0)
-    compare(layers[0], layers[1], [x])
+    assert_same(layers[0], layers[1], [x])
 
 
 def test_mamba():
@@ -199,7 +201,7 @@ def test_mamba():
             "out_proj.weight": ours.o_proj.weight,
         }
     )
-    compare(ours, theirs, [normal(B, 40, 32, seed=0)])
+    assert_same(ours, theirs, [normal(B, 40, 32, seed=0)])
 
 
 def test_selective_scan_gradients():
@@ -231,4 +233,4 @@ def test_diff():
         turns = DiffLlamaRotaryEmbedding(config)(x, positions)
         return first(theirs(x, position_embeddings=turns, attention_mask=mask))
 
-    compare(ours, run, [normal(B, T, 64, seed=0)])
+    assert_same(ours, run, [normal(B, T, 64, seed=0)])
