@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from hypermlp.layers.baselines.base import Baseline, BaselineConfig
+from hypermlp.layers.baselines.parts import causal_pairs
 from hypermlp.layers.registry import Config, layer_of
 
 
@@ -68,7 +69,7 @@ def flops_table(config: Config, queries: int, keys: int | None = None) -> dict[s
         matrices = sum(module.weight.numel() for module in layer.modules() if isinstance(module, nn.Linear))
         conv = sum(parameter.numel() for name, parameter in layer.named_parameters() if name == "conv")
         return {"projections": 2 * queries * matrices, "conv": 2 * queries * conv, "core": layer.core_flops(queries, keys)}
-    pairs = queries * (keys - queries) + queries * (queries + 1) // 2  # of a query and a key that it sees
+    pairs = causal_pairs(queries, keys)
     hidden, qk, vo = config.hidden_size, config.qk_width, config.vo_width
     return {
         "projections": 2 * queries * 2 * hidden * (qk + vo),

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hypermlp.layers.baselines.base import BaselineState
+from hypermlp.ops.layout import query_positions, visible_keys
 
 Operator = TypeVar("Operator", bound=Callable[..., Any])
 
@@ -92,9 +93,8 @@ def causal_pairs(queries: int, keys: int) -> int:
 
 def visible_mask(queries: int, keys: int, reach: Tensor | None, device: torch.device) -> Tensor:
     """bool ``[B or 1, 1, Tq, Tk]``: does the query, one of the last, see the key?"""
-    lag = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)
-    seen = (lag >= 0)[None] if reach is None else (lag >= 0) & (lag < reach[:, :, None])
-    return seen[:, None]
+    starts = None if reach is None else query_positions(queries, keys, device) + 1 - reach
+    return visible_keys(starts, queries, keys, device)[:, None]
 
 
 def initial_step_bias(count: int) -> Tensor:

@@ -51,7 +51,8 @@ def path_scores(q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> tuple[Tensor, 
 
 
 class PathAttention(Baseline):
-    recurrent = True  # a window would have to take back what keys went through
+    """Keys change with every position, so it counts as recurrent: a window would have to take back what they went through."""
+
     config: PathConfig
     Config: ClassVar = PathConfig
 
