@@ -35,6 +35,7 @@ COMMANDS = {
         "time and memory of operator and layer against PyTorch's fused softmax attention",
         "hypermlp bench op --batch 1 --length 4096 --json bench.json",
     ),
+    "bench table": Command("hypermlp.bench.table", "the paper's efficiency table, for every mixer", "hypermlp bench table --count-only"),
     "bench lm": Command("hypermlp.bench.lm", "training throughput of a recipe against softmax attention", "hypermlp bench lm"),
 }
 

@@ -1,4 +1,4 @@
-"""Interleaved timing and peak memory, on the CPU."""
+"""Interleaved timing and peak memory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ Work = Callable[[], object]
 WARMUPS = 2
 
 
-def interleaved_medians(works: Mapping[str, Work], *, rounds: int, seconds: float) -> dict[str, float]:
+def interleaved_medians(works: Mapping[str, Work], *, rounds: int, seconds: float, device: str = "cpu") -> dict[str, float]:
     """Median seconds of each piece of work, timed in turn: what slows the machine slows them all.
 
     At most ``rounds`` rounds, fewer (but at least three) once ``seconds`` have gone by.
     """
+    timed = _timed_on_gpu if device == "cuda" else _timed
     for _ in range(WARMUPS):
         for work in works.values():
             work()
@@ -32,7 +33,7 @@ def interleaved_medians(works: Mapping[str, Work], *, rounds: int, seconds: floa
         if done >= 3 and time.perf_counter() - began > seconds:
             break
         for name, work in works.items():
-            times[name].append(_timed(work))
+            times[name].append(timed(work))
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -42,13 +43,27 @@ def _timed(work: Work) -> float:
     return time.perf_counter() - began
 
 
-def peak_bytes(work: Work) -> int:
+def _timed_on_gpu(work: Work) -> float:
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    began.record()
+    work()
+    ended.record()
+    torch.cuda.synchronize()
+    return began.elapsed_time(ended) / 1000
+
+
+def peak_bytes(work: Work, device: str = "cpu") -> int:
     """Most memory held at once during ``work`` by PyTorch's allocator, beyond what it held before, and by our kernels."""
     work()
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        work()
+        return torch.cuda.max_memory_allocated() - before
     native = unavailable() is None
     if native:
         scratch_peak()
-    with _quiet_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with quiet_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
     held = peak = 0
     for _, change in sorted((e.start_ns(), e.nbytes()) for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"):
@@ -58,7 +73,7 @@ def peak_bytes(work: Work) -> int:
 
 
 @contextlib.contextmanager
-def _quiet_stderr() -> Iterator[None]:
+def quiet_stderr() -> Iterator[None]:
     """The profiler's own messages bypass Python, so the file descriptor is turned away."""
     sys.stderr.flush()
     kept = os.dup(2)
