@@ -14,7 +14,7 @@ from hypermlp.train.recipe import load_recipe
 OTHER_READINGS = {"S-g-q": "S-cg-q", "R-2!": "R-2o!"}  # what the paper probably ran where its label says otherwise; docs/study.md
 ROWS = [*PAPER_ROWS, *OTHER_READINGS.values()]
 TUNING_ROWS = ["S-cg-q", "R-2o!", "R-pcg-q-12o", "G-pcg-q-12o"]  # in none of the claims' pairs
-LEARNING_RATES = [2e-3, 4e-3, 8e-3]
+LEARNING_RATES = [2e-3, 4e-3, 8e-3, 1.6e-2]
 LOSSES = {
     "validation": "of held-out documents, after the last step",
     "train": "estimated on the training documents, the mean of the last five evaluations, as the paper does",
