@@ -69,8 +69,8 @@ def _row_blocks(config: MixerConfig, length: int) -> Count:
     columns = (length + min(ROW_BLOCK, length)) / 2  # mean over the rows
     glu = config.num_heads * columns * (config.activation == "glu")
     gated = (qk + vo) * config.feature_gates + rank * mixed
-    products = 2 * hidden * (2 * (qk + vo) + (qk + vo) * config.feature_gates + rank * mixed)
-    products += 2 * columns * (qk + vo + 2 * rank * mixed)
+    projections = 2 * hidden * (2 * (qk + vo) + (qk + vo) * config.feature_gates + rank * mixed)
+    products = projections + 2 * columns * (qk + vo + 2 * rank * mixed)
     # gates; the mixes' sums; their masks; scale times gate; rows of the output times 1 / rho
     forward = gated + mixed * columns + mixed * columns + glu + vo
     # a product has two gradients, a sum and a mask one; the norm's square, twice, and its sum with the other gradient

@@ -116,7 +116,7 @@ def count(mixer: str, config: HyperMLPConfig) -> dict[str, Any]:
     hidden, layers, length = config.hidden_size, config.num_hidden_layers, config.max_position_embeddings
     layer = config.mixer_config(0)
     counted = body_count(mixer_count(layer, length), hidden, layers)
-    in_paper = PAPER.get(mixer) if SETTING == {"hidden": hidden, "layers": layers, "length": length} else None
+    in_paper = PAPER.get(mixer) if {"hidden": hidden, "layers": layers, "length": length} == SETTING else None
     return {
         "mixer": mixer,
         "fwd_mflops_per_token": counted.forward / 1e6,
@@ -148,7 +148,8 @@ def measure(rows: list[dict[str, Any]], configs: dict[str, HyperMLPConfig], args
 
 
 def _body(config: HyperMLPConfig, device: str) -> Any:
-    model = HyperMLPModel(config).to(device)
+    model: Any = HyperMLPModel(config)
+    model = model.to(device)
     return torch.compile(model.bfloat16()) if device == "cuda" else model
 
 

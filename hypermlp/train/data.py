@@ -187,8 +187,12 @@ def _encoded(data: DataSettings, tokenizer: Any) -> Iterator[tuple[list[int], st
     """Every document's tokens, its end included, and its split, which depends on its text alone."""
     for batch in _batches(documents(data), 256):
         for text, ids in zip(batch, tokenizer(batch, add_special_tokens=False)["input_ids"], strict=True):
-            share = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
-            yield [*ids, tokenizer.eos_token_id], "validation" if share < data.validation else "train"
+            yield [*ids, tokenizer.eos_token_id], "validation" if held_out(text, data.validation) else "train"
+
+
+def held_out(text: str, share: float) -> bool:
+    """Whether a document is among the share of all that is kept for validation: its text alone decides."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64 < share
 
 
 def _batches(items: Iterable[str], size: int) -> Iterator[list[str]]:

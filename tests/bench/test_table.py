@@ -104,9 +104,11 @@ def test_the_timed_table_and_its_record(tmp_path, capsys):
     assert main(["bench", "table", *small, "--json", str(record)]) == 0
     assert "| G-cg-q-12o |" in capsys.readouterr().out
     written = json.loads(record.read_text())
-    assert written["kind"] == "bench-table" and written["settings"]["batch"] == 1
+    assert written["kind"] == "bench-table"
+    assert written["settings"]["batch"] == 1
     for row in written["results"]:
-        assert row["train_seconds"] > 0 and row["train_peak_bytes"] > row["fwd_peak_bytes"]
+        assert row["train_seconds"] > 0
+        assert row["train_peak_bytes"] > row["fwd_peak_bytes"]
         assert row["paper_fwd_mflops_per_token"] is None, "the paper's are of another setting"
 
 

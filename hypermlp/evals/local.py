@@ -1,0 +1,77 @@
+"""Data of the tasks that need no network: held-out documents of Python's own source, and recall.
+
+The tasks themselves are YAML files in ``tasks/``, in the harness's own form; loading one makes the model ``hypermlp`` known to it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+
+from hypermlp import mad
+from hypermlp.evals import harness  # noqa: F401  (registers the model)
+from hypermlp.train.corpus import documents
+from hypermlp.train.data import held_out
+from hypermlp.train.recipe import DataSettings
+
+PIECE = 2_000  # characters of a text
+CONTEXT, CONTINUATION = 160, 40  # characters
+CHOICES = 4
+QUESTIONS = 200
+PAIRS = 24
+SEED = 20261
+
+
+def text(**_: Any) -> dict[str, Dataset]:
+    """Every held-out document in pieces."""
+    pieces = [document[i : i + PIECE] for document in _held_out() for i in range(0, len(document), PIECE)]
+    return _test([{"text": piece} for piece in pieces])
+
+
+def continuations(**_: Any) -> dict[str, Dataset]:
+    """Which of four goes on from here? The other three are from elsewhere in the held-out documents.
+
+    ``{"context": "...import os\\nimport sy", "choices": ["s\\n...", ...], "label": 2}``
+    """
+    generator = np.random.default_rng(SEED)
+    whole = [document for document in _held_out() if len(document) > CONTEXT + CONTINUATION]
+    lengths = np.array([len(document) for document in whole])
+    questions = []
+    for _number in range(QUESTIONS):
+        drawn = []
+        for document in generator.choice(len(whole), CHOICES, p=lengths / lengths.sum()):
+            end = int(generator.integers(CONTEXT, lengths[document] - CONTINUATION))
+            drawn.append((whole[document][end - CONTEXT : end], whole[document][end : end + CONTINUATION]))
+        label = int(generator.integers(CHOICES))
+        questions.append({"context": drawn[label][0], "choices": [after for _before, after in drawn], "label": label})
+    return _test(questions)
+
+
+def recall(**_: Any) -> dict[str, Dataset]:
+    """MAD's in-context recall as assignments: ``a = 3``, ``d = 0``, ..., and at the end one that was there before, ``a =``."""
+    half = mad.TASKS["in-context-recall"].baseline.vocab_size // 2  # keys, then values
+    inputs, targets = mad.generate("in-context-recall", split="test", seq_len=2 * PAIRS, num_train=1, num_test=QUESTIONS)
+    questions = []
+    for example, wanted in zip(inputs.tolist(), targets.tolist(), strict=True):
+        last = max(place for place, target in enumerate(wanted) if target != mad.IGNORED)
+        lines = [f"{_letter(key)} = {value - half}\n" for key, value in zip(example[:last:2], example[1:last:2], strict=True)]
+        question = {"context": "".join(lines) + f"{_letter(example[last])} =", "label": wanted[last] - half}
+        questions.append(question | {"choices": [f" {value}" for value in range(half)]})
+    return _test(questions)
+
+
+def _letter(key: int) -> str:
+    return chr(ord("a") + key)
+
+
+@cache
+def _held_out() -> list[str]:
+    data = DataSettings(source="stdlib")
+    return [document for document in documents(data) if held_out(document, data.validation)]
+
+
+def _test(rows: list[dict[str, Any]]) -> dict[str, Dataset]:
+    return {"test": Dataset.from_list(rows)}

@@ -1,0 +1,152 @@
+"""Checkpoints under the harness: any of them, the same scores whatever the batch, and clear words where something is missing."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from hypermlp.cli import main
+from hypermlp.evals import local, suites
+from hypermlp.evals.harness import CheckpointLM
+from hypermlp.evals.run import evaluate, table
+from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
+from hypermlp.train.tokenizers import build_tokenizer, save_tokenizer
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the harness has its own
+CONTEXT = 256
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """Ours, and a model of another project."""
+    torch.manual_seed(0)
+    tokenizer = build_tokenizer("bytes", [])
+    end = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": tokenizer.eos_token_id}
+    ours = {"hidden_size": 32, "num_hidden_layers": 1, "max_position_embeddings": CONTEXT, "vocab_size": len(tokenizer), **end}
+    models = {
+        "ours": HyperMLPForCausalLM(HyperMLPConfig(mixer="G-cg-q-12o", **ours)),
+        "gpt2": GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_positions=CONTEXT, n_embd=32, n_layer=1, n_head=2, **end)),
+    }
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for name, model in models.items():
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)  # far from uniform, so that scores differ
+        model.save_pretrained(folder / name)
+        save_tokenizer(tokenizer, folder / name)
+    return folder
+
+
+def scores(checkpoint, **how):
+    how = {"batch_size": 4, "max_length": None, "limit": 6, "device": "cpu", "tell": lambda said: None, **how}
+    row = evaluate(str(checkpoint), "local", **how)
+    return {title: score["value"] for title, score in row["scores"].items()}
+
+
+@pytest.mark.parametrize("name", ["ours", "gpt2"])
+def test_the_batch_does_not_change_scores(checkpoints, name):
+    alone, together = scores(checkpoints / name, batch_size=1), scores(checkpoints / name, batch_size=7)
+    assert together == pytest.approx(alone, rel=1e-6)
+
+
+def test_the_context_does_not_change_questions_that_fit(checkpoints):
+    whole, shorter = scores(checkpoints / "ours"), scores(checkpoints / "ours", max_length=CONTEXT - 30)
+    assert shorter["continuation"] == whole["continuation"]
+    assert shorter["recall"] == whole["recall"]
+    assert shorter["bits per byte"] != whole["bits per byte"], "a text is read in windows of the context"
+
+
+def test_bits_per_byte_are_the_models_own_loss(checkpoints):
+    """One text, one window after another, each beginning at the token that ends the one before."""
+    lm = CheckpointLM(pretrained=str(checkpoints / "ours"), device="cpu")
+    text = local.text()["test"][0]["text"]
+    tokens = torch.tensor([[lm.tokenizer.eos_token_id, *lm.tokenizer(text)["input_ids"]]])
+    nats = 0.0
+    for first in range(0, tokens.shape[1] - 1, CONTEXT):
+        window = tokens[:, first : first + CONTEXT + 1]
+        if window.shape[1] <= CONTEXT:  # the last window reaches back as far as it can
+            reach = tokens[:, -CONTEXT - 1 :]
+            counted = window.shape[1] - 1
+            logits = lm.model(reach[:, :-1]).logits[:, -counted:]
+        else:
+            logits = lm.model(window[:, :-1]).logits
+        nats += float(torch.nn.functional.cross_entropy(logits[0], window[0, 1:], reduction="sum"))
+    expected = nats / len(text.encode()) / torch.log(torch.tensor(2.0)).item()
+    assert scores(checkpoints / "ours", limit=1)["bits per byte"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_several_side_by_side_with_a_record(checkpoints, tmp_path, capsys):
+    record = tmp_path / "eval.json"
+    folders = [str(checkpoints / name) for name in ("ours", "gpt2")]
+    assert main(["eval", *folders, "--limit", "4", "--json", str(record)]) == 0
+    printed = capsys.readouterr().out
+    written = json.loads(record.read_text())
+    assert written["kind"] == "eval"
+    assert [row["checkpoint"] for row in written["results"]] == folders
+    assert "RULER is left out" in printed
+    assert table(written["results"]) in printed
+    assert "| average rank |" in printed
+
+
+def test_the_recall_task_asks_for_what_stands_there():
+    for question in local.recall()["test"]:
+        key = question["context"].rsplit("\n", 1)[1]
+        assert f"{key}{question['choices'][question['label']]}\n" in question["context"]
+
+
+def test_the_true_continuation_is_in_the_corpus():
+    held_out = "".join(piece["text"] for piece in local.text()["test"])
+    for question in local.continuations()["test"]:
+        assert question["context"] + question["choices"][question["label"]] in held_out
+
+
+def test_what_is_missing_is_said_before_anything_runs(checkpoints, monkeypatch, capsys):
+    def unreachable(self, names):
+        if names == ["hellaswag"]:
+            raise ConnectionError("Couldn't reach 'Rowan/hellaswag' on the Hub")
+        if names == ["leaderboard_ifeval"]:
+            raise ModuleNotFoundError("No module named 'langdetect'")
+        return {"groups": {}, "tasks": {names[0]: None}}
+
+    monkeypatch.setattr("lm_eval.tasks.TaskManager.__init__", lambda self, **settings: None)
+    monkeypatch.setattr("lm_eval.tasks.TaskManager.load", unreachable)
+    assert main(["eval", str(checkpoints / "ours"), "--suite", "paper"]) == 2
+    said = capsys.readouterr().err
+    assert "hellaswag: Couldn't reach 'Rowan/hellaswag'" in said
+    assert "hypermlp eval --fetch --suite paper" in said
+    assert "pip install 'lm_eval[hf,math,ifeval]'" in said
+    assert "boolq" not in said
+
+
+def test_ruler_where_the_context_has_room():
+    assert suites.columns("local", context=4095, vocab_size=50_000) == suites.LOCAL
+    titles = [column.title for column in suites.columns("local", context=9000, vocab_size=50_000)]
+    assert "niah_single_1, 8192 tokens" in titles
+    assert "vt, 8192 tokens" in titles
+    assert "vt, 8192 tokens" not in [column.title for column in suites.columns("local", context=9000, vocab_size=257)]
+
+
+@pytest.mark.parametrize("wrong", [[], ["tests"], ["x", "--batch", "0"], ["x", "--limit", "-1"], ["x", "--json", "."]])
+def test_nonsense_is_refused(wrong, capsys):
+    assert main(["eval", *wrong]) == 2
+    assert "hypermlp eval:" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [["-m", "lm_eval"], ["-m", "hypermlp.evals.harness"]])
+def test_the_harness_own_program_knows_the_model(checkpoints, program):
+    words = ["--model", "hypermlp", "--model_args", f"pretrained={checkpoints / 'ours'}", "--tasks", str(suites.TASKS), "--limit", "4"]
+    done = subprocess.run([sys.executable, *program, *words, "--device", "cpu"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "hypermlp_recall" in done.stdout
+
+
+@pytest.mark.slow
+def test_ruler_generates_the_same_in_any_batch(tmp_path):
+    tokenizer = build_tokenizer("bytes", [])
+    config = HyperMLPConfig(mixer="S-p", hidden_size=32, num_hidden_layers=1, max_position_embeddings=4096, vocab_size=len(tokenizer))
+    HyperMLPForCausalLM(config).save_pretrained(tmp_path)
+    save_tokenizer(tokenizer, tmp_path)
+    assert scores(tmp_path, batch_size=1, limit=3) == pytest.approx(scores(tmp_path, batch_size=3, limit=3), rel=1e-6)
