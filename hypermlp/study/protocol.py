@@ -63,7 +63,14 @@ SIZES = {
     ),
     "mini": Size(
         recipe="cpu-mini",
-        changes=("training.steps=400", "training.batch_tokens=4096", "training.micro_batch=16", "training.eval_every=50"),
+        changes=(
+            "training.steps=400",
+            "training.batch_tokens=4096",
+            "training.micro_batch=16",
+            "training.eval_every=50",
+            "training.learning_rate=1.6e-2",  # the best of `hypermlp study tune`: docs/results/study-tune
+            "training.min_learning_rate=1.6e-3",
+        ),
         seeds=(1, 2),
         loss="validation",
         mad="mini",
