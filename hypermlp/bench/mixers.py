@@ -17,8 +17,8 @@ from hypermlp.budget import state_bytes
 from hypermlp.layers.registry import BASELINES
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
 from hypermlp.ops.backends import use_backend
+from hypermlp.train.costs import forward_flops_per_token, model_parameters
 from hypermlp.train.data import PreparedData
-from hypermlp.train.plan import forward_flops_per_token, model_parameters
 from hypermlp.train.recipe import Recipe, load_recipe
 
 OURS = ["G-cg-q-12o", "R-cg-q-12o"]

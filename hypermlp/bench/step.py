@@ -23,6 +23,8 @@ def training_step(recipe: Recipe, prepared: PreparedData) -> Callable[[], None]:
     set_seed(recipe.training.seed)
     training = recipe.training
     model = HyperMLPForCausalLM(recipe.model_config(len(prepared.tokenizer))).train()
+    if training.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
     first, second = training.betas
     optimizer = AdamW(optimizer_groups(model, training), training.learning_rate, (first, second), training.eps)
     sequences = Sequences(prepared, "train", recipe.data, count=BATCHES * training.micro_batch, seed=training.seed)
@@ -30,7 +32,9 @@ def training_step(recipe: Recipe, prepared: PreparedData) -> Callable[[], None]:
     batches = itertools.cycle([default_collate([sequences[i] for i in chunk]) for chunk in chunks])
 
     def step() -> None:
-        model(**next(batches), use_cache=False).loss.backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=training.precision == "bfloat16"):
+            loss = model(**next(batches), use_cache=False).loss
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), training.clip)
         optimizer.step()
         optimizer.zero_grad()

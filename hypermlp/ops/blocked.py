@@ -147,7 +147,7 @@ class _Problem:
         return x.unflatten(0, (-1, self.batch)).permute(1, 2, 0, 3)
 
     def blocks(self) -> Iterator[ScoreBlock]:
-        rows = self._rows_per_block()
+        rows = rows_per_block(self.q.device.type, self.branches * self.batch, self.num_queries, self.num_keys)
         offset = self.num_keys - self.num_queries
         oldest = None if self.starts is None else self.starts.amin(0).tolist()
         for first in reversed(range(0, self.num_queries, rows)):  # the largest first, to size the scratch
@@ -156,12 +156,6 @@ class _Problem:
             yield ScoreBlock(
                 queries, offset=offset, batch=self.batch, layout=self.layout, starts=self.starts, first_key=first_key, device=self.q.device
             )
-
-    def _rows_per_block(self) -> int:
-        """At most MAX_ROWS, few enough to fit MAX_CELLS and to waste little on the future in a short sequence."""
-        cells = MAX_CELLS.get(self.q.device.type, DEFAULT_MAX_CELLS)
-        fitting = cells // (self.branches * self.batch * self.num_keys)
-        return max(1, min(MAX_ROWS, max(MIN_ROWS, min(fitting, self.num_queries // 4) // 16 * 16)))
 
     def buffer(self, name: str, block: ScoreBlock, heads: int) -> Tensor:
         return self.scratch.get(name, block.buffer_shape(heads))
@@ -223,6 +217,19 @@ class _Problem:
         torch.ops.aten.threshold_backward.grad_input(grad, gate, 0, grad_input=result[: self.heads])
         block.ordinary(result[: self.heads]).addcmul_(block.ordinary(gate), norm_grad)
         return result
+
+
+def rows_per_block(device: str, matrices: int, num_queries: int, num_keys: int) -> int:
+    """At most MAX_ROWS, few enough to fit MAX_CELLS and to waste little on the future in a short sequence."""
+    fitting = MAX_CELLS.get(device, DEFAULT_MAX_CELLS) // (matrices * num_keys)
+    return max(1, min(MAX_ROWS, max(MIN_ROWS, min(fitting, num_queries // 4) // 16 * 16)))
+
+
+def workspace_bytes(device: str, q: Tensor, k: Tensor, v: Tensor) -> int:
+    """About what ``backward`` holds for itself: inputs and gradients with heads first, and six buffers of scores."""
+    matrices, num_queries, num_keys = q.shape[0] * q.shape[2], q.shape[1], k.shape[1]
+    scores = matrices * rows_per_block(device, matrices, num_queries, num_keys) * num_keys
+    return torch.float32.itemsize * (2 * (q.numel() + k.numel() + v.numel()) + v.numel() + 6 * scores)
 
 
 def transposed(mix: Mix) -> Mix:

@@ -17,8 +17,8 @@ from transformers import TrainerCallback
 from hypermlp.cells import record_path
 from hypermlp.models import HyperMLPConfig
 from hypermlp.study.protocol import LmCell
+from hypermlp.train.costs import forward_flops_per_token
 from hypermlp.train.folder import BusyError
-from hypermlp.train.plan import forward_flops_per_token
 from hypermlp.train.recipe import Recipe, build
 from hypermlp.train.run import train
 from hypermlp.workers import Progress

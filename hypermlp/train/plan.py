@@ -3,95 +3,137 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd.graph import saved_tensors_hooks
 
-from hypermlp.budget import forward_flops, parameter_count
-from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
-from hypermlp.ops.backends import use_backend
+from hypermlp.train.costs import (
+    STATE_BYTES,
+    forward_flops_per_token,
+    largest_layer,
+    model_flops_table,
+    model_parameters,
+    model_state_bytes,
+    step_bytes,
+    with_softmax,
+)
 from hypermlp.train.recipe import Recipe, load_recipe
 
-GPUS = {"a100": 312e12, "h100": 989e12, "h200": 989e12, "l40s": 362e12, "b200": 2250e12}  # dense bfloat16 FLOP/s, by the makers
-WEIGHT_BYTES, GRADIENT_BYTES, MOMENT_BYTES = 4, 4, 8  # float32 masters, gradients, AdamW's two moments
 GIB = 2**30
+USABLE = 0.95  # of a GPU's memory; the rest is the driver's, and lost between blocks
+
+
+class Gpu(NamedTuple):
+    """By the makers."""
+
+    flops: float
+    """Per second, dense bfloat16."""
+    memory: int
+    """GiB."""
+    link: float
+    """Bytes per second to the other GPUs of a node, one way: NVLink, or PCIe for the L40S."""
+    network: float
+    """Bytes per second to other nodes: one 200 or 400 Gbit/s adapter for each GPU."""
+
+
+GPUS = {
+    "a100": Gpu(312e12, 80, 300e9, 25e9),
+    "h100": Gpu(989e12, 80, 450e9, 50e9),
+    "h200": Gpu(989e12, 141, 450e9, 50e9),
+    "l40s": Gpu(362e12, 48, 32e9, 25e9),
+    "b200": Gpu(2250e12, 180, 900e9, 50e9),
+}
 
 
 @dataclass(frozen=True)
-class Needs:
-    """Of one training run; memory of one process."""
+class Plan:
+    """Of one training run; memory and times of one GPU."""
 
     parameters: int
-    softmax_parameters: int  # of the same model with attention
-    state_bytes: int
-    activation_bytes: int
-    flops_per_token: int  # forward and backward
+    softmax_parameters: int
+    """Of the same model with softmax attention."""
+    forward_flops_per_token: int
+    training_flops_per_token: int
+    mixer_share: float
+    """Of the forward FLOPs."""
+    held_bytes: int
+    """Weights and optimizer, all the time."""
+    step_bytes: int
+    """The most that a step holds beyond them: gradients, activations, logits, and what lies between."""
+    memory_bytes: int
+    """That of the GPU."""
+    whole_state_bytes: int
+    """Weights, gradients and optimizer, undivided."""
     tokens: int
     steps: int
     accumulation: int
-    seconds: float
+    arithmetic_seconds: float
+    """Of a step."""
+    communication_seconds: float
+    decode_bytes_per_token: int
+    """Of state for each position of context, bfloat16."""
+    softmax_decode_bytes_per_token: int
+
+    @property
+    def step_seconds(self) -> float:
+        """Communication runs beside the arithmetic."""
+        return max(self.arithmetic_seconds, self.communication_seconds)
+
+    @property
+    def seconds(self) -> float:
+        return self.steps * self.step_seconds
+
+    @property
+    def fits(self) -> bool:
+        return self.held_bytes + self.step_bytes <= USABLE * self.memory_bytes
+
+    @property
+    def limit(self) -> str:
+        """What to change if it is not enough."""
+        if not self.fits:
+            return "memory: it does not fit; lower training.micro_batch, or set training.gradient_checkpointing or training.sharding"
+        if self.communication_seconds > self.arithmetic_seconds:
+            return "communication: fewer or better connected GPUs, or a larger training.batch_tokens"
+        return "arithmetic: more or faster GPUs, or better kernels (--utilisation)"
 
 
-def model_parameters(config: HyperMLPConfig) -> int:
-    layers = sum(parameter_count(config.mixer_config(i)) + _mlp(config) + 2 * config.hidden_size for i in range(config.num_hidden_layers))
-    tables = config.vocab_size * (1 if config.tie_word_embeddings else 2) + config.max_position_embeddings * config.learned_positions
-    return layers + (tables + 1) * config.hidden_size
-
-
-def forward_flops_per_token(config: HyperMLPConfig, length: int) -> int:
-    """The mean over a sequence of this length; two per multiply-add, only pairs that see each other."""
-    mixers = sum(forward_flops(config.mixer_config(i), length) for i in range(config.num_hidden_layers)) // length
-    return mixers + 2 * config.num_hidden_layers * _mlp(config) + 2 * config.hidden_size * config.vocab_size
-
-
-def _mlp(config: HyperMLPConfig) -> int:
-    assert config.intermediate_size is not None
-    return (2 if config.block == "gpt2" else 3) * config.hidden_size * config.intermediate_size
-
-
-def activation_bytes(recipe: Recipe, config: HyperMLPConfig) -> int:
-    """What the forward pass of a micro-batch keeps for the backward pass: the model runs without contents, in the backend of GPUs."""
-    kept: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage._cdata] = storage.nbytes()
-        alive.append(tensor)
-        return tensor
-
-    alive: list[Tensor] = []  # so that no storage is taken for another
-    with FakeTensorMode(), use_backend("blocked"), torch.autocast("cpu", torch.bfloat16, enabled=recipe.training.precision == "bfloat16"):
-        model = HyperMLPForCausalLM(config).train()
-        if recipe.training.gradient_checkpointing:
-            model.gradient_checkpointing_enable()
-        tokens = torch.zeros(recipe.training.micro_batch, recipe.data.context, dtype=torch.int64)
-        weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-        with saved_tensors_hooks(note, lambda tensor: tensor):
-            model(tokens, labels=tokens, shift_labels=tokens, use_cache=False)
-    return sum(size for key, size in kept.items() if key not in weights)
-
-
-def needs(recipe: Recipe, *, vocab_size: int, peak: float, count: int, utilisation: float) -> Needs:
+def make_plan(recipe: Recipe, *, vocab_size: int, gpu: Gpu, count: int, nodes: int, utilisation: float) -> Plan:
     config = recipe.model_config(vocab_size)
-    parameters = model_parameters(config)
-    softmax = HyperMLPConfig(**(config.to_diff_dict() | {"mixer": "S-p"}))
-    share = count if recipe.training.sharding else 1
-    passes = 4 if recipe.training.gradient_checkpointing else 3  # the backward pass costs two forward ones, recomputing one more
-    flops = passes * forward_flops_per_token(config, recipe.data.context)
-    tokens = recipe.training.steps * recipe.training.batch_tokens
-    return Needs(
+    training, context = recipe.training, recipe.data.context
+    parameters, softmax = model_parameters(config), with_softmax(config)
+    accumulation = recipe.accumulation(count)
+    forward = forward_flops_per_token(config, context)
+    parts = model_flops_table(config, context)
+    passes = 4 if training.gradient_checkpointing else 3  # the backward pass costs two forward ones, recomputing one more
+    held = (STATE_BYTES["weights"] + STATE_BYTES["optimizer"]) * parameters
+    in_step = step_bytes(recipe, config, 2 if training.sharding else accumulation)  # 2: with all gradients, which are divided then
+    if training.sharding:
+        gradients = STATE_BYTES["gradients"] * parameters
+        gathered = 2 * STATE_BYTES["weights"] * largest_layer(config)  # the block at work, and the next
+        held, in_step = held // count, in_step - gradients + gradients // count + gathered
+    sent = STATE_BYTES["gradients"] * parameters * (count - 1) / count
+    # A ring sums gradients in two rounds; shards are gathered for both passes, and gradients scattered, for every micro-batch.
+    sent *= 3 * accumulation if training.sharding else 2
+    return Plan(
         parameters=parameters,
         softmax_parameters=model_parameters(softmax),
-        state_bytes=(WEIGHT_BYTES + GRADIENT_BYTES + MOMENT_BYTES) * parameters // share,
-        activation_bytes=activation_bytes(recipe, config),
-        flops_per_token=flops,
-        tokens=tokens,
-        steps=recipe.training.steps,
-        accumulation=recipe.accumulation(count),
-        seconds=flops * tokens / (peak * count * utilisation),
+        forward_flops_per_token=forward,
+        training_flops_per_token=passes * forward,
+        mixer_share=sum(flops for part, flops in parts.items() if part.startswith("mixer")) / sum(parts.values()),
+        held_bytes=held,
+        step_bytes=in_step,
+        memory_bytes=gpu.memory * GIB,
+        whole_state_bytes=sum(STATE_BYTES.values()) * parameters,
+        tokens=training.steps * training.batch_tokens,
+        steps=training.steps,
+        accumulation=accumulation,
+        arithmetic_seconds=passes * forward * training.batch_tokens / (gpu.flops * count * utilisation),
+        communication_seconds=sent / (gpu.network if nodes > 1 else gpu.link),
+        decode_bytes_per_token=model_state_bytes(config, context, torch.bfloat16) // context,
+        softmax_decode_bytes_per_token=model_state_bytes(softmax, context, torch.bfloat16) // context,
     )
 
 
@@ -99,40 +141,63 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="a YAML file, or the name of one in recipes/")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe")
     parser.add_argument("--gpu", default="h100", choices=sorted(GPUS), help="default: h100")
-    parser.add_argument("--count", type=int, default=1, help="how many (default: 1)")
+    parser.add_argument("--count", type=int, default=1, help="how many in all (default: 1)")
+    parser.add_argument("--nodes", type=int, help="in how many machines (default: eight GPUs in each)")
     parser.add_argument("--utilisation", type=float, default=0.3, help="share of the GPU's peak that is reached (default: 0.3, a guess)")
     parser.add_argument("--vocab", type=int, default=257, help="the tokenizer's size, where the recipe gives no model.vocab_size")
+    parser.add_argument("--json", choices=("-",), help="print the numbers instead")
 
 
 def main(args: argparse.Namespace) -> None:
+    nodes = -(-args.count // 8) if args.nodes is None else args.nodes
     if args.count < 1 or not 0 < args.utilisation <= 1 or args.vocab < 1:
         raise ValueError("--count and --vocab must be at least 1, --utilisation above 0 and at most 1")
+    if nodes < 1 or args.count % nodes:
+        raise ValueError(f"--nodes is {nodes}; it must be a divisor of --count = {args.count}")
     recipe = load_recipe(args.recipe, args.set)
     vocab = int(recipe.model.get("vocab_size", args.vocab))
-    found = needs(recipe, vocab_size=vocab, peak=GPUS[args.gpu], count=args.count, utilisation=args.utilisation)
-    print(f"{recipe.name} on {args.count} x {args.gpu}\n{table(found, recipe, args)}")
+    gpu = GPUS[args.gpu]
+    plan = make_plan(recipe, vocab_size=vocab, gpu=gpu, count=args.count, nodes=nodes, utilisation=args.utilisation)
+    if args.json:
+        found = dataclasses.asdict(plan) | {"step_seconds": plan.step_seconds, "seconds": plan.seconds, "fits": plan.fits}
+        print(json.dumps(found | {"limit": plan.limit}, indent=2))
+        return
+    where = f"{args.count} x {args.gpu} in {nodes} {'node' if nodes == 1 else 'nodes'}"
+    print(f"{recipe.name} on {where}\n\n{page(plan, recipe, args.count, gpu, args.utilisation)}")
 
 
-def duration(seconds: float) -> str:
-    if seconds < 3600:
-        return f"{seconds / 60:.2g} minutes"
-    return f"{seconds / 3600:.1f} hours" if seconds < 2 * 86400 else f"{seconds / 86400:.1f} days"
-
-
-def table(found: Needs, recipe: Recipe, args: argparse.Namespace) -> str:
+def page(plan: Plan, recipe: Recipe, count: int, gpu: Gpu, utilisation: float) -> str:
     """Markdown."""
-    more = found.parameters / found.softmax_parameters - 1
-    sharded = f", {args.count} processes share it" if recipe.training.sharding else ", on every process"
-    sequences = f"{found.accumulation} x {recipe.training.micro_batch}"
-    rows = [
-        ("parameters", f"{found.parameters:,} ({more:+.2%} against softmax attention)"),
-        ("weights, gradients, optimizer", f"{found.state_bytes / GIB:.2g} GiB per GPU{sharded}"),
-        ("activations", f"{found.activation_bytes / GIB:.2g} GiB for a micro-batch of {recipe.training.micro_batch}"),
-        ("training FLOPs per token", f"{found.flops_per_token / 1e9:.3g} G"),
-        (
-            "tokens",
-            f"{found.tokens / 1e9:.3g} B in {found.steps:,} steps of {sequences} sequences on each GPU",
-        ),
-        ("time", f"{duration(found.seconds)} at {args.utilisation:.0%} of {GPUS[args.gpu] / 1e12:,.0f} TFLOP/s"),
-    ]
-    return "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows)])
+    more = plan.parameters / plan.softmax_parameters - 1
+    training = recipe.training
+    divided = f"its part of {plan.whole_state_bytes / GIB:.1f} GiB" if training.sharding else "a copy"
+    both = plan.held_bytes + plan.step_bytes
+    batches = "micro-batch" if plan.accumulation == 1 else "micro-batches"
+    decode, softmax = plan.decode_bytes_per_token, plan.softmax_decode_bytes_per_token
+    rows = {
+        "parameters": f"{plan.parameters:,} ({more:+.2%} against softmax attention)",
+        "forward, FLOPs per token": f"{plan.forward_flops_per_token / 1e9:.4g} G, {plan.mixer_share:.0%} of it in the mixers",
+        "training, FLOPs per token": f"{plan.training_flops_per_token / 1e9:.4g} G"
+        + (", recomputing included" if training.gradient_checkpointing else ""),
+        "weights and optimizer": f"{plan.held_bytes / GIB:.3g} GiB on each GPU: {divided}",
+        "gradients, activations, buffers": f"{plan.step_bytes / GIB:.3g} GiB at most, with a micro-batch of {training.micro_batch}",
+        "memory": f"{both / GIB:.3g} of {plan.memory_bytes / GIB:.0f} GiB on each GPU: {'fits' if plan.fits else 'does not fit'}",
+        "tokens": f"{plan.tokens / 1e9:.4g} B in {plan.steps:,} steps of {training.batch_tokens:,}",
+        "a step": f"{count} GPUs x {plan.accumulation} {batches} x {training.micro_batch} sequences of {recipe.data.context}",
+        "arithmetic of a step": f"{seconds(plan.arithmetic_seconds)} at {utilisation:.0%} of {gpu.flops / 1e12:,.0f} TFLOP/s",
+        "communication of a step": f"{seconds(plan.communication_seconds)}, beside it" if count > 1 else "none",
+        "time": duration(plan.seconds),
+        "limited by": plan.limit,
+        "decoding state": f"{decode / 1024:.4g} KiB for each token of context in bfloat16; softmax attention {softmax / 1024:.4g} KiB",
+    }
+    return "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows.items())])
+
+
+def seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 0.1 else f"{1000 * value:.2g} ms"
+
+
+def duration(value: float) -> str:
+    if value < 3600:
+        return f"{value / 60:.2g} minutes"
+    return f"{value / 3600:.1f} hours" if value < 2 * 86400 else f"{value / 86400:.1f} days"

@@ -1,0 +1,77 @@
+"""``hypermlp flops``: parameters and FLOPs of a recipe's or a checkpoint's model, part by part."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from hypermlp.models import HyperMLPConfig
+from hypermlp.train.costs import model_flops_table, model_parameter_table, model_state_bytes, with_softmax
+from hypermlp.train.recipe import load_recipe
+from hypermlp.train.sample import model_folder
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="a recipe, or a folder with a model")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe")
+    parser.add_argument("--length", type=int, help="of the sequence (default: the model's context)")
+    parser.add_argument("--vocab", type=int, default=257, help="the tokenizer's size, where a recipe gives no model.vocab_size")
+    parser.add_argument("--json", choices=("-",), help="print the numbers instead")
+
+
+def main(args: argparse.Namespace) -> None:
+    config = find_config(args.model, args.set, args.vocab)
+    length = config.max_position_embeddings if args.length is None else args.length
+    if not 1 <= length <= config.max_position_embeddings:
+        raise ValueError(f"--length is {length}; it must be 1 to {config.max_position_embeddings}, the model's context")
+    found = costs(config, length)
+    print(json.dumps(found, indent=2) if args.json else page(found))
+
+
+def find_config(model: str, changes: list[str], vocab: int) -> HyperMLPConfig:
+    if Path(model).is_dir():
+        if changes:
+            raise ValueError("--set changes a recipe; a folder's model is what it is")
+        return HyperMLPConfig.from_pretrained(model_folder(model))
+    recipe = load_recipe(model, changes)
+    return recipe.model_config(int(recipe.model.get("vocab_size", vocab)))
+
+
+def costs(config: HyperMLPConfig, length: int) -> dict[str, Any]:
+    """FLOPs per token are the mean over a sequence of this length."""
+    flops = {part: count / length for part, count in model_flops_table(config, length).items()}
+    softmax = with_softmax(config)
+    return {
+        "mixer": config.mixer,
+        "length": length,
+        "parameters": model_parameter_table(config),
+        "forward_flops_per_token": flops,
+        "training_flops_per_token": 3 * sum(flops.values()),
+        "softmax_parameters": sum(model_parameter_table(softmax).values()),
+        "softmax_forward_flops_per_token": sum(model_flops_table(softmax, length).values()) / length,
+        "state_bytes": model_state_bytes(config, length),
+        "softmax_state_bytes": model_state_bytes(softmax, length),
+    }
+
+
+def page(found: dict[str, Any]) -> str:
+    """Markdown."""
+    parameters, flops = found["parameters"], found["forward_flops_per_token"]
+    total, softmax = sum(flops.values()), found["softmax_forward_flops_per_token"]
+    lines = ["| part | parameters | forward, MFLOPs/token | share |", "| --- | ---: | ---: | ---: |"]
+    for part in dict.fromkeys((*parameters, *flops)):
+        count, cost = parameters.get(part), flops.get(part)
+        if count or cost:
+            cost_cells = f"{cost / 1e6:.4g} | {cost / total:.1%}" if cost else " | "
+            lines.append(f"| {part} | {f'{count:,}' if count else ''} | {cost_cells} |")
+    lines.append(f"| all | {sum(parameters.values()):,} | {total / 1e6:.4g} | |")
+    lines.append(f"| the same with softmax attention | {found['softmax_parameters']:,} | {softmax / 1e6:.4g} | |")
+    state, other = found["state_bytes"], found["softmax_state_bytes"]
+    lines += [
+        "",
+        f"Training: {found['training_flops_per_token'] / 1e6:.4g} MFLOPs/token. All are means over a sequence of {found['length']},",
+        f"pairs that see each other only. Decoding state after it: {state / 1024:,.0f} KiB in float32; softmax attention {other / 1024:,.0f} KiB.",
+    ]
+    return "\n".join(lines)
