@@ -24,6 +24,7 @@ COMMANDS = {
     "sample": Command("hypermlp.train.sample", "text from a trained model", "hypermlp sample runs/demo 'import os' --tokens 100"),
     "serve": Command("hypermlp.train.serve", "an OpenAI-compatible server for a trained model", "hypermlp serve runs/demo --port 8000"),
     "eval": Command("hypermlp.evals.command", "scores of checkpoints, side by side", "hypermlp eval runs/a runs/b --suite local"),
+    "report": Command("hypermlp.report.page", "any runs and records on one page", "hypermlp report runs docs/results --out report.html"),
     "flops": Command("hypermlp.train.flops", "parameters and FLOPs of a model, part by part", "hypermlp flops lm-340m"),
     "plan": Command("hypermlp.train.plan", "what a recipe will need: memory, FLOPs, days", "hypermlp plan lm-1.3b --gpu h100 --count 8"),
     "mad run": Command("hypermlp.mad.command:RunCommand", "the MAD benchmark for a mixer", "hypermlp mad run --mixer G-cg-q-12o"),

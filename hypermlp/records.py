@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import platform
+import secrets
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -73,13 +74,13 @@ def write_text(path: str | Path, text: str) -> None:
     """Written aside and renamed, so that a reader never sees half a file."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    aside = path.with_name(f"{path.name}-{secrets.token_hex(4)}.part")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with open(aside, "x", encoding="utf-8") as file:
             file.write(text)
         os.replace(aside, path)
     except BaseException:
-        Path(aside).unlink(missing_ok=True)
+        aside.unlink(missing_ok=True)
         raise
 
 

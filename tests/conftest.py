@@ -1,6 +1,7 @@
 """What all tests share: reproducible randomness, two threads at most, one fixture per backend."""
 
 import multiprocessing
+import shutil
 import sys
 from contextlib import contextmanager
 
@@ -51,3 +52,43 @@ def compiler():
     """torch.compile with nothing left over from other tests: it counts recompilations per function, not per layer."""
     torch.compiler.reset()
     return torch.compile
+
+
+SCREENS = {"phone": {"width": 390, "height": 844}, "desk": {"width": 1200, "height": 900}}
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("chromium is not installed: apt-get install --no-install-recommends chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def browser(chromium):
+    """``browser(file, "phone" or "desk")`` opens a page, which must be readable, fit its screen, ask for nothing and report no error."""
+    opened = []
+
+    def open_page(file, screen):
+        view, problems, asked = chromium.new_page(viewport=SCREENS[screen]), [], []
+        view.on("pageerror", lambda error: problems.append(str(error)))
+        view.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        view.on("request", lambda request: asked.append(request.url))
+        view.goto(file.as_uri())
+        opened.append((view, problems, asked, [file.as_uri()]))
+        assert view.evaluate("document.documentElement.scrollWidth") <= SCREENS[screen]["width"], "something sticks out"
+        heights = "[...document.querySelectorAll('svg text')].map(t => t.getBoundingClientRect().height || 99)"
+        assert view.evaluate(f"Math.min(99, ...{heights})") >= 8, "text of a few pixels"
+        return view
+
+    yield open_page
+    for view, problems, asked, expected in opened:
+        assert problems == []
+        assert asked == expected, "a page comes from one file"
+        view.close()

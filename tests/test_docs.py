@@ -12,6 +12,8 @@ from hypermlp.mad.protocol import cells, find_grid
 from hypermlp.mad.report import summarize
 from hypermlp.mad.tasks import TASKS
 from hypermlp.records import read_record
+from hypermlp.study.command import tuning_losses, tuning_table
+from hypermlp.study.protocol import find_size, lm_cell, tuning_cells
 
 ROOT = Path(__file__).parents[1]
 
@@ -34,6 +36,15 @@ def test_mad_tables():
     wanted = [cell for label in labels for cell in cells(label, find_grid("mini"), list(TASKS))]
     results = [(cell, recorded(ROOT / "docs" / "results" / "mad-mini", cell)) for cell in wanted]
     assert str(summarize(results)) in (ROOT / "docs" / "mad.md").read_text(), "docs/mad.md does not show docs/results/mad-mini"
+
+
+def test_the_studys_learning_rate_is_the_best_of_its_tuning():
+    size = find_size("mini")
+    results = [(cell, recorded(ROOT / "docs" / "results" / "study-tune", cell)) for cell in tuning_cells(size)]
+    losses = tuning_losses(results)
+    assert tuning_table(losses) in (ROOT / "docs" / "study.md").read_text(), "docs/study.md does not show docs/results/study-tune"
+    best = min(losses, key=lambda rate: sum(losses[rate].values()))
+    assert lm_cell(size, "S", 1).recipe["training"]["learning_rate"] == best
 
 
 @pytest.mark.parametrize("recipe", ["lm-340m", "lm-1.3b"])

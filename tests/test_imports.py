@@ -19,7 +19,7 @@ LEVELS = [
     {"cells"},
     {"train", "mad"},
     {"study", "evals", "bench", "theory", "inspect", "info", "build"},
-    {"demo"},
+    {"demo", "report"},
     {"cli", "__main__"},
 ]
 LEVEL = {name: i for i, names in enumerate(LEVELS) for name in names}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections import defaultdict
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from hypermlp.study import report
 from hypermlp.study.claims import CLAIMED
 from hypermlp.study.lm import RUNNING
 from hypermlp.study.lm import work as lm_work
-from hypermlp.study.protocol import SIZES, find_rows, find_size, lm_cells, tuning_cells
+from hypermlp.study.protocol import SIZES, TUNING_ROWS, LmCell, find_rows, find_size, lm_cells, tuning_cells
 from hypermlp.study.summary import read_study, summary
 from hypermlp.train.data import prepare
 from hypermlp.train.recipe import Recipe, build
@@ -80,13 +81,24 @@ class TuneCommand:
         folder = Path(args.out or f"runs/study-{args.size}-tuning")
         outcome = run_lm(list(tuning_cells(find_size(args.size))), folder, workers.chosen(args))
         outcome.complain()
-        losses: dict[float, dict[str, float]] = defaultdict(dict)
-        for cell, result in outcome.results:
-            losses[cell.recipe["training"]["learning_rate"]][cell.mixer] = result["loss"]
-        names = list(next(iter(losses.values())))
-        print("| learning rate | " + " | ".join(names) + " | mean |\n| ---: |" + " ---: |" * (len(names) + 1))
-        for rate, found in sorted(losses.items()):
-            print(f"| {rate:g} | " + " | ".join(f"{found[name]:.4f}" for name in names) + f" | {statistics.fmean(found.values()):.4f} |")
+        print(tuning_table(tuning_losses(outcome.results)))
+
+
+def tuning_losses(results: Iterable[tuple[LmCell, dict[str, Any]]]) -> dict[float, dict[str, float]]:
+    """Of every row, by learning rate."""
+    losses: dict[float, dict[str, float]] = defaultdict(dict)
+    for cell, result in results:
+        losses[cell.recipe["training"]["learning_rate"]][cell.mixer] = result["loss"]
+    return dict(sorted(losses.items()))
+
+
+def tuning_table(losses: dict[float, dict[str, float]]) -> str:
+    """Markdown."""
+    lines = ["| learning rate | " + " | ".join(TUNING_ROWS) + " | mean |", "| ---: |" + " ---: |" * (len(TUNING_ROWS) + 1)]
+    for rate, found in losses.items():
+        cells = [f"{found[row]:.4f}" for row in TUNING_ROWS] + [f"{statistics.fmean(found.values()):.4f}"]
+        lines.append(f"| {rate:g} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 class ReportCommand:

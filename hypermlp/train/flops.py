@@ -72,6 +72,7 @@ def page(found: dict[str, Any]) -> str:
     lines += [
         "",
         f"Training: {found['training_flops_per_token'] / 1e6:.4g} MFLOPs/token. All are means over a sequence of {found['length']},",
-        f"pairs that see each other only. Decoding state after it: {state / 1024:,.0f} KiB in float32; softmax attention {other / 1024:,.0f} KiB.",
+        "pairs that see each other only. Decoding state after it, in float32: "
+        f"{state / 1024:,.0f} KiB; softmax attention {other / 1024:,.0f} KiB.",
     ]
     return "\n".join(lines)

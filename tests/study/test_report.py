@@ -12,9 +12,6 @@ from hypermlp.study.protocol import ROWS
 from hypermlp.study.report import compare, page
 from hypermlp.study.summary import read_study
 
-PHONE, DESK = {"width": 390, "height": 844}, {"width": 1200, "height": 900}
-CHROMIUM = shutil.which("chromium")
-
 
 def test_report_writes_page_table_and_summary(made_up, capsys):
     assert main(["study", "report", str(made_up), "--against", str(made_up)]) == 0
@@ -56,7 +53,7 @@ def test_two_studies_in_one_folder_are_refused(made_up, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(made_up, copy)
     path = next(copy.glob("lm/S-p-*"))
-    path.write_text(path.read_text().replace('"steps": 600', '"steps": 60'))
+    path.write_text(path.read_text().replace('"steps": 400', '"steps": 40'))
     with pytest.raises(ValueError, match="records of more than one study"):
         read_study(copy)
 
@@ -67,34 +64,15 @@ def test_a_folder_without_records_is_said(tmp_path, capsys, folder):
     assert "hypermlp study run" in capsys.readouterr().err
 
 
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed: apt-get install --no-install-recommends chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
+@pytest.mark.parametrize("size", ["phone", "desk"])
 def test_the_page_in_a_browser(made_up, tmp_path, browser, size):
     study = read_study(made_up)
     (tmp_path / "index.html").write_text(page(study, "The <study>", compare(study, study)))
-    view, problems, asked = browser.new_page(viewport=size), [], []
-    view.on("pageerror", lambda error: problems.append(str(error)))
-    view.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-    view.on("request", lambda request: asked.append(request.url))
-    view.goto((tmp_path / "index.html").as_uri())
+    view = browser(tmp_path / "index.html", size)
     assert view.locator("h1").inner_text() == "The <study>"
     assert view.locator(".card").count() == 6
     assert view.locator("svg .series").count() == 35
     assert view.locator("tbody tr").count() == 35
-    assert view.evaluate("document.documentElement.scrollWidth") <= size["width"]  # nothing sticks out
-    smallest = view.evaluate("Math.min(...[...document.querySelectorAll('svg text')].map(t => t.getBoundingClientRect().height || 99))")
-    assert smallest >= 8  # pixels
     dot = view.locator("svg .dot.G").first
     dot.scroll_into_view_if_needed()
     dot.hover(force=True)  # whichever lies on top there
@@ -102,6 +80,3 @@ def test_the_page_in_a_browser(made_up, tmp_path, browser, size):
     curve = view.locator("svg .series").first
     curve.focus()
     assert "at the end" in view.locator("#tip").inner_text()
-    assert problems == []
-    assert asked == [(tmp_path / "index.html").as_uri()]  # nothing comes from elsewhere
-    view.close()

@@ -1,0 +1,1 @@
+"""Any runs and records on one page: ``hypermlp report``."""
