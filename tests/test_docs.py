@@ -34,8 +34,8 @@ def test_mad_tables():
     """Of the mini grid."""
     labels = ["S", "S-p", "R-cg-q", "R-cg-q-12o", "G-cg-q-12o", "R-12!", "R-12o!"]
     wanted = [cell for label in labels for cell in cells(label, find_grid("mini"), list(TASKS))]
-    results = [(cell, recorded(ROOT / "docs" / "results" / "mad-mini", cell)) for cell in wanted]
-    assert str(summarize(results)) in (ROOT / "docs" / "mad.md").read_text(), "docs/mad.md does not show docs/results/mad-mini"
+    results = [(cell, recorded(ROOT / "docs" / "results" / "study-mini" / "mad", cell)) for cell in wanted]
+    assert str(summarize(results)) in (ROOT / "docs" / "mad.md").read_text(), "docs/mad.md does not show docs/results/study-mini/mad"
 
 
 def test_the_studys_learning_rate_is_the_best_of_its_tuning():

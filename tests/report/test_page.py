@@ -33,7 +33,7 @@ def runs(tmp_path):
 
 @pytest.mark.parametrize("size", ["phone", "desk"])
 def test_the_page_in_a_browser(runs, browser, size):
-    places = [runs / "runs", runs / "eval.json", RESULTS / "bench-mixers.json", RESULTS / "bench-op.json", RESULTS / "mad-mini"]
+    places = [runs / "runs", runs / "eval.json", RESULTS / "bench-mixers.json", RESULTS / "bench-op.json", RESULTS / "study-mini" / "mad"]
     assert main(["report", *map(str, places), "--out", str(runs / "report.html"), "--title", "All <of> it"]) == 0
     view = browser(runs / "report.html", size)
     assert view.locator("h1").inner_text() == "All <of> it"
