@@ -5,7 +5,7 @@ Shapes: B batch, T new positions, D hidden size, H heads, G score branches (2 H 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from hypermlp.layers.state import MixerState
 from hypermlp.layers.step import native_step, steps_natively
 from hypermlp.ops.api import attend, autocast_enabled
 from hypermlp.ops.layout import check_starts_form, row_starts
+from hypermlp.ops.types import Mix
 
 
 def positions_in_document(positions: Tensor, stream_starts: Tensor | None) -> Tensor:
@@ -30,6 +31,17 @@ def positions_in_document(positions: Tensor, stream_starts: Tensor | None) -> Te
     stream = torch.arange(stream_starts.shape[1], device=positions.device)
     origins = torch.where(stream_starts == stream, stream, 0).cummax(dim=1).values
     return positions - origins[:, -positions.shape[0] :]
+
+
+class Heads(NamedTuple):
+    """What the operator takes, and the gate on its output ``[B, T, H * Dv]``."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mix1: Mix | None
+    mix2: Mix | None
+    output_gate: Tensor | None
 
 
 class Mixer(nn.Module):
@@ -117,33 +129,25 @@ class Mixer(nn.Module):
             out = native_step(self, x, state, starts, reach)
             state.commit(new, stream_starts)
             return out
-        keys_from = values_from = x
-        if self.k_conv is not None and self.v_conv is not None:
-            extended = x if state is None else state.offer_inputs(x)
-            keys_from, values_from = causal_conv_pair(extended, self.k_conv, self.v_conv, new, reach, backend=self.backend)
-        q, k, v = self.q_proj(x), self.k_proj(keys_from), self.v_proj(values_from)
-        gates = None if self.gates is None else torch.sigmoid(self.gates(x))
-        o = self._attend(q, k, v, gates, state, starts, stream_starts)
-        out = self.o_proj(o)
+        heads = self.project(x, state, reach, stream_starts)
+        how = {"activation": config.activation, "layout": config.layout, "eps": config.eps, "backend": self.backend}
+        o = attend(heads.q, heads.k, heads.v, heads.mix1, heads.mix2, starts, **how).flatten(2)
+        out = self.o_proj(o if heads.output_gate is None else o * heads.output_gate)
         if state is not None:
             state.commit(new, stream_starts)  # nothing can fail any more
         return out
 
-    def _attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        gates: Tensor | None,
-        state: MixerState | None,
-        starts: Tensor | None,
-        stream_starts: Tensor | None,
-    ) -> Tensor:
-        """Projections in, head outputs ``[B, T, H * Dv]`` out."""
+    def project(self, x: Tensor, state: MixerState | None, reach: Tensor | None, stream_starts: Tensor | None) -> Heads:
+        """Everything that comes before the operator, and the gate that comes after it; ``reach``: how many positions each one sees."""
         config = self.config
-        q = q.unflatten(-1, (config.num_branches, config.qk_dim))
-        k = k.unflatten(-1, (config.num_branches, config.qk_dim))
-        v = v.unflatten(-1, (config.num_heads, config.vo_dim))
+        keys_from = values_from = x
+        if self.k_conv is not None and self.v_conv is not None:
+            extended = x if state is None else state.offer_inputs(x)
+            keys_from, values_from = causal_conv_pair(extended, self.k_conv, self.v_conv, x.shape[1], reach, backend=self.backend)
+        q = self.q_proj(x).unflatten(-1, (config.num_branches, config.qk_dim))
+        k = self.k_proj(keys_from).unflatten(-1, (config.num_branches, config.qk_dim))
+        v = self.v_proj(values_from).unflatten(-1, (config.num_heads, config.vo_dim))
+        gates = None if self.gates is None else torch.sigmoid(self.gates(x))
         if config.rope:
             past = 0 if state is None else state.length
             positions = torch.arange(past, past + q.shape[1], device=q.device)
@@ -151,15 +155,13 @@ class Mixer(nn.Module):
             q, k = (rotate(y, own_positions, config.rope_theta) for y in (q, k))
         if state is not None:
             k, v = state.offer(k, v)
-        mix1 = mix2 = o_gate = None
+        mix1 = mix2 = output_gate = None
         if gates is not None:
-            q_gate, o_gate, gate1, gate2 = gates.split(self.gate_sizes, dim=-1)
+            q_gate, output_gate, gate1, gate2 = gates.split(self.gate_sizes, dim=-1)
             q = q * q_gate.unflatten(-1, q.shape[2:]) if config.feature_gates else q
             mix1 = None if self.mix1 is None else self.mix1(gate1)
             mix2 = None if self.mix2 is None else self.mix2(gate2)
-        o = attend(q, k, v, mix1, mix2, starts, activation=config.activation, layout=config.layout, eps=config.eps, backend=self.backend)
-        o = o.flatten(2)
-        return o * o_gate if config.feature_gates and o_gate is not None else o
+        return Heads(q, k, v, mix1, mix2, output_gate if config.feature_gates else None)
 
     def _check(self, x: Tensor, state: MixerState | None, starts: Tensor | None) -> None:
         weight, max_length = getattr(self.q_proj, "weight", x), self.config.max_length  # an adapter may have none
