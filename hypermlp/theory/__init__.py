@@ -1,0 +1,1 @@
+"""The paper's statements as checks on the real layer: ``hypermlp verify``."""
