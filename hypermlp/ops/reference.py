@@ -7,6 +7,8 @@ Shapes: B batch, H heads, i query, j key, n slot, r rank, d width. Scores are [B
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -34,6 +36,22 @@ def reference_attention(
     return out.to(q.dtype)
 
 
+class Trace(NamedTuple):
+    """Everything on the way, in slot order ``[B, H, Tq, slots]`` unless said otherwise; "glu" has 2 H scores and pre-activations."""
+
+    scores: Tensor
+    pre_activation: Tensor
+    activation: Tensor
+    weights: Tensor
+    """Of the readout."""
+    weights_of_keys: Tensor
+    """``[B, H, Tq, keys]``"""
+    exists: Tensor
+    """bool ``[B or 1, 1, Tq, slots]``"""
+    output: Tensor
+    """``[B, Tq, H, Dv]``"""
+
+
 def dense_attention(
     q: Tensor,
     k: Tensor,
@@ -46,7 +64,23 @@ def dense_attention(
     layout: str,
     eps: float,
 ) -> Tensor:
-    """The equations, in whatever dtype the tensors have."""
+    """The equations' result, in whatever dtype the tensors have."""
+    return trace(q, k, v, mix1, mix2, starts, activation=activation, layout=layout, eps=eps).output
+
+
+def trace(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mix1: Mix | None,
+    mix2: Mix | None,
+    starts: Tensor | None,
+    *,
+    activation: str,
+    layout: str,
+    eps: float,
+) -> Trace:
+    """The equations."""
     Tq, Tk = q.shape[1], k.shape[1]
     visible = visible_keys(starts, Tq, Tk, q.device)[:, None]  # [B, 1, Tq, keys]
     key_of_slot, slot_of_key = (m[:, None] for m in slot_maps(layout, starts, Tq, Tk, q.device))
@@ -62,7 +96,8 @@ def dense_attention(
         h_gate, h_scale = h.chunk(2, dim=1)
         a = torch.logaddexp(h_scale, torch.zeros_like(h_scale)) * F.relu(_l2norm(h_gate, eps))  # softplus(x) = log(eˣ + 1)
     w = a if mix2 is None else _times_R_transposed(a, *mix2)
-    return torch.einsum("bhij,bjhd->bihd", _reorder(w, slot_of_key, visible), v)
+    by_key = _reorder(w, slot_of_key, visible)
+    return Trace(z, h, a, w, by_key, exists, torch.einsum("bhij,bjhd->bihd", by_key, v))
 
 
 def _times_R(y: Tensor, p: Tensor, A: Tensor, B: Tensor, s: Tensor) -> Tensor:
