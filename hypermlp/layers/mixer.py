@@ -130,9 +130,10 @@ class Mixer(nn.Module):
             state.commit(new, stream_starts)
             return out
         heads = self.project(x, state, reach, stream_starts)
-        how = {"activation": config.activation, "layout": config.layout, "eps": config.eps, "backend": self.backend}
-        o = attend(heads.q, heads.k, heads.v, heads.mix1, heads.mix2, starts, **how).flatten(2)
-        out = self.o_proj(o if heads.output_gate is None else o * heads.output_gate)
+        q, k, v, mix1, mix2, output_gate = heads
+        o = attend(q, k, v, mix1, mix2, starts, activation=config.activation, layout=config.layout, eps=config.eps, backend=self.backend)
+        o = o.flatten(2)
+        out = self.o_proj(o if output_gate is None else o * output_gate)
         if state is not None:
             state.commit(new, stream_starts)  # nothing can fail any more
         return out

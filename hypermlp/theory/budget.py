@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from hypermlp.budget import parameter_table
@@ -51,7 +53,7 @@ def a_narrow_address_only_narrows_conditioning(base: str) -> float:
 )
 def shrinking_qk_pays_for_mixing(base: str) -> float:
     d, t, rank, heads = 64, 16, 2, 1
-    sizes = {"hidden_size": d, "max_length": t, "rank": rank, "num_heads": heads}
+    sizes: dict[str, Any] = {"hidden_size": d, "max_length": t, "rank": rank, "num_heads": heads}
     wide = MixerConfig.from_label(base, **sizes)
     narrow = MixerConfig.from_label(f"{base}-12o!", **sizes, qk_width=d // 4)
     temporal = 4 * t * rank + 2 * t + 2 * d * rank

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -32,7 +34,7 @@ def a_mix_is_two_thin_products(base: str) -> float:
     return worst
 
 
-LARGER = SIZES | {"hidden_size": 32}  # a product with a dimension of 1 is not counted as one
+LARGER: dict[str, Any] = SIZES | {"hidden_size": 32}  # a product with a dimension of 1 is not counted as one
 
 
 def counted(base: str, t: int) -> float:

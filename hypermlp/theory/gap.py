@@ -78,8 +78,8 @@ def example_of_a_warped_halfspace(base: str) -> float:
 def example_of_a_moving_normal(base: str) -> float:
     a, b, w = torch.tensor([[1.0, 0.4], [-0.3, 1.0], [1.5, -0.7]], dtype=torch.float64)
     step, points = example(base, torch.stack([a, b]), [0], 1, w[None]), grid(25)
-    normals = [b + torch.sigmoid(w @ x) * a for x in (torch.tensor([-2.0, 1.0]).double(), torch.tensor([2.0, -1.0]).double())]
-    if abs(torch.nn.functional.cosine_similarity(*normals, dim=0)) > 0.99:
+    one, other = (b + torch.sigmoid(w @ x) * a for x in torch.tensor([[-2.0, 1.0], [2.0, -1.0]], dtype=torch.float64))
+    if abs(float(torch.nn.functional.cosine_similarity(one, other, dim=0))) > 0.99:
         return float("nan")
     return disagreements(step, 1, points @ b + torch.sigmoid(points @ w) * (points @ a), points)
 

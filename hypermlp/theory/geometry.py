@@ -7,11 +7,10 @@ import itertools
 import torch
 from torch import Tensor
 
-from hypermlp.layers import mixer as layers
 from hypermlp.ops.types import Mix
 from hypermlp.theory.check import check
 from hypermlp.theory.mlp import T, far
-from hypermlp.theory.objects import Step, random_layer, random_rows
+from hypermlp.theory.objects import Step, attend, random_layer, random_rows
 
 
 def pattern(step: Step, x: Tensor) -> Tensor:
@@ -228,8 +227,8 @@ def the_deformation_has_low_rank(base: str) -> float:
     for seed in (5, 6):
         gate = random_rows(1, rank, seed=seed).sigmoid().view(1, 1, 1, rank)
         mixed = Mix(mix.diag, mix.left, mix.right, gate)
-        how = {"activation": "glu" if base == "G" else "relu", "layout": "lag", "eps": 1e-12, "backend": "auto"}
-        rows = [layers.attend(q[:, i : i + 1], k, values, None, mixed, None, **how)[0, 0, 0] for i in range(t)]
+        activation = "glu" if base == "G" else "relu"
+        rows = [attend(q[:, i : i + 1], k, values, None, mixed, activation=activation)[0, 0, 0] for i in range(t)]
         weights.append(torch.stack(rows))
     values_found = torch.linalg.svdvals(weights[1] - weights[0])
     return float(values_found[rank] / values_found[0]) if values_found[0] > 1e-3 else float("nan")

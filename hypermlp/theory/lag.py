@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hypermlp.layers import mixer as layers
 from hypermlp.layers.mixer import Mixer
 from hypermlp.ops.types import Mix
 from hypermlp.theory.check import check
 from hypermlp.theory.mlp import far
-from hypermlp.theory.objects import Step, random_layer, random_rows
+from hypermlp.theory.objects import Step, attend, random_layer, random_rows
 
 SHORT, LONG = 6, 11
 
@@ -124,7 +123,7 @@ def lag_kernels_are_causal_convolutions(base: str) -> float:
     mix = Mix(torch.zeros(branches, T, dtype=torch.float64), left, right, torch.ones(1, T, branches, 1, dtype=torch.float64))
     values = torch.eye(T, dtype=torch.float64).view(1, T, 1, T)
     activation = "glu" if base == "G" else "relu"
-    weights = layers.attend(q, k, values, mix, None, None, activation=activation, layout="lag", eps=1e-12, backend="auto")[0, :, 0]
+    weights = attend(q, k, values, mix, None, activation=activation)[0, :, 0]
     fast = torch.fft.irfft(torch.fft.rfft(scores, 2 * T) * torch.fft.rfft(kernel, 2 * T), 2 * T)[:T]
     worst = 0.0
     for t in range(T):

@@ -19,7 +19,7 @@ from hypermlp.theory.objects import Step, random_layer, random_rows
 )
 def predictions_follow_the_tangent_kernel(base: str) -> float:
     layer = random_layer(full(base)).requires_grad_(True)
-    parameters = dict(layer.named_parameters())
+    parameters: dict[str, Tensor] = dict(layer.named_parameters())
     size = 1e-7
     inputs = random_rows(3 * 5, seed=2).view(3, 5, -1)
     targets = random_rows(2, seed=3)

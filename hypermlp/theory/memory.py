@@ -27,7 +27,8 @@ class Measure:
         """Equal atoms become one with the sum of their masses."""
         atoms, index = torch.unique(torch.cat([self.u, self.v], dim=1), dim=0, return_inverse=True)
         mass = torch.zeros(len(atoms), dtype=self.mass.dtype).index_add(0, index, self.mass)
-        return Measure(*atoms.split(self.u.shape[1], dim=1), mass)
+        u, v = atoms.split(self.u.shape[1], dim=1)
+        return Measure(u, v, mass)
 
 
 def pool(step: Step, x: Tensor, head: int = 0) -> Measure:
