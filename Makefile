@@ -9,14 +9,11 @@ STAMP := $(VENV)/installed
 demo: $(STAMP)
 	$(BIN)/hypermlp demo
 
-# One thread for each process: most tests are too small for more, and those that are not ask for them.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
-
 test: lint
-	$(PYTEST)
+	$(BIN)/python -m pytest
 
 test-all: lint
-	$(PYTEST) -m ""
+	$(BIN)/python -m pytest -m ""
 
 # The native kernels under the address and undefined-behaviour sanitizers, over the contract's shapes.
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g
