@@ -180,7 +180,7 @@ def test_a_gradient_that_is_no_number_stops_before_the_update(recipe_file, tmp_p
 
 
 def test_an_exploding_loss_stops(recipe_file, tmp_path, capsys):
-    overrides = ["training.steps=60", "training.learning_rate=30", "training.explosion=1.5", "training.warmup_steps=40", "training.clip=1e9"]
+    overrides = ["training.steps=60", "training.learning_rate=9", "training.explosion=1.5", "training.warmup_steps=40", "training.clip=1e9"]
     arguments = [word for override in overrides for word in ("--set", override)]
     assert main(["train", str(recipe_file), "--out", str(tmp_path / "run"), *arguments]) == 2
     assert "the batch is in" in capsys.readouterr().err
