@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 from transformers import DynamicCache
 
+from hypermlp.bench import columns
+from hypermlp.bench.columns import Column
 from hypermlp.bench.measure import WARMUPS, Work, interleaved_medians, peak_bytes
+from hypermlp.bench.profiler import flops_seen
 from hypermlp.bench.step import training_step
 from hypermlp.budget import state_bytes
 from hypermlp.layers.registry import BASELINES
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
-from hypermlp.ops.backends import use_backend
 from hypermlp.train.costs import forward_flops_per_token, model_parameters
 from hypermlp.train.data import PreparedData
 from hypermlp.train.recipe import Recipe, load_recipe
 
 OURS = ["G-cg-q-12o", "R-cg-q-12o"]
-
-
-class Column(NamedTuple):
-    title: str
-    show: Callable[[dict[str, Any]], str]
 
 
 COLUMNS = [
@@ -111,12 +106,9 @@ def _decode(model: HyperMLPForCausalLM, recipe: Recipe, rounds: int) -> Work:
 def profiler_flops(model: HyperMLPForCausalLM, recipe: Recipe) -> float:
     """What the paper counted, per token: PyTorch's profiler, without the head; operators that it does not know cost nothing."""
     tokens = _tokens(model.config, 1, recipe.data.context)
-    with torch.no_grad(), use_backend("blocked"), profile(activities=[ProfilerActivity.CPU], with_flops=True) as profiler:
-        model.model(tokens, use_cache=False)
-    return float(sum(event.flops for event in profiler.key_averages())) / tokens.shape[1]
+    with torch.no_grad():
+        return flops_seen(lambda: model.model(tokens, use_cache=False)) / tokens.shape[1]
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| " + " | ".join(column.title for column in COLUMNS) + " |", "| --- |" + " ---: |" * (len(COLUMNS) - 1)]
-    lines += ["| " + " | ".join(column.show(row) for column in COLUMNS) + " |" for row in rows]
-    return "\n".join(lines)
+    return columns.table(rows, COLUMNS)

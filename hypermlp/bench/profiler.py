@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from hypermlp.bench.measure import quiet_stderr
+from hypermlp.bench.measure import Work, quiet_stderr
 from hypermlp.config import MixerConfig
 from hypermlp.layers.baselines.softmax import SoftmaxConfig, SoftmaxNaiveConfig
 from hypermlp.layers.registry import Config, layer_of
@@ -82,12 +82,18 @@ def profiled(config: Config, length: int) -> Count:
     """Counted, not written out."""
     layer = layer_of(config)
     x = torch.zeros(1, length, config.hidden_size, requires_grad=True)
-    counts = []
-    with quiet_stderr(), use_backend("blocked"):
-        for backward in (False, True):
-            with torch.set_grad_enabled(backward), profile(activities=[ProfilerActivity.CPU], with_flops=True) as profiler:
-                y = layer(x)
-                if backward:
-                    y.backward(torch.ones_like(y))
-            counts.append(sum(event.flops for event in profiler.key_averages()) / length)
-    return Count(*counts)
+
+    def train() -> None:
+        y = layer(x)
+        y.backward(torch.ones_like(y))
+
+    with torch.no_grad():
+        forward = flops_seen(lambda: layer(x))
+    return Count(forward / length, flops_seen(train) / length)
+
+
+def flops_seen(work: Work) -> float:
+    """What the profiler counts of it, in our PyTorch form of the operator."""
+    with quiet_stderr(), use_backend("blocked"), profile(activities=[ProfilerActivity.CPU], with_flops=True) as profiler:
+        work()
+    return float(sum(event.flops for event in profiler.key_averages()))

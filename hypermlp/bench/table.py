@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from hypermlp.bench.columns import Column, table
 from hypermlp.bench.measure import WARMUPS, Work, interleaved_medians, peak_bytes
 from hypermlp.bench.mixers import chosen_mixers
 from hypermlp.bench.profiler import body_count, mixer_count
@@ -29,11 +29,6 @@ PAPER = {  # MFLOPs per token in its table, forward and training, by the profile
     "rwkv7": (179.35, 538.09),
     "path": (171.29, 513.84),
 }
-
-
-class Column(NamedTuple):
-    title: str
-    show: Callable[[dict[str, Any]], str]
 
 
 COUNTED = [
@@ -169,10 +164,3 @@ def _train(model: Any, tokens: torch.Tensor) -> Work:
         model.zero_grad(set_to_none=True)
 
     return work
-
-
-def table(rows: list[dict[str, Any]], columns: list[Column]) -> str:
-    """Markdown."""
-    lines = ["| " + " | ".join(column.title for column in columns) + " |", "| --- |" + " ---: |" * (len(columns) - 1)]
-    lines += ["| " + " | ".join(column.show(row) for column in columns) + " |" for row in rows]
-    return "\n".join(lines)

@@ -16,7 +16,7 @@ Written by `hypermlp verify --doc docs/theory.md`; each row is also a test (`tes
 computable content is measured on the real layer: objects (W1, W2, R, slots, measures) are built as matrices from the layer's
 parameters (`hypermlp/theory/objects.py`), and the operator that the layer calls is asked for outputs, or, with unit vectors for
 values, for its readout weights. float64, D = 16, at most 16 slots, rank 3. A planted mistake in the operator makes checks fail:
-`tests/theory/test_mutations.py` plants ten.
+`tests/theory/test_statements.py` plants thirteen.
 
 """
 
