@@ -29,11 +29,11 @@ def reference_attention(
     layout: str,
     eps: float,
 ) -> Tensor:
-    """``dense_attention`` with half precision computed in float32."""
+    """The equations' result; half precision is computed in float32."""
     dtype = torch.promote_types(q.dtype, torch.float32)
     mix1, mix2 = (mix and Mix(*(x.to(dtype) for x in mix)) for mix in (mix1, mix2))
-    out = dense_attention(q.to(dtype), k.to(dtype), v.to(dtype), mix1, mix2, starts, activation=activation, layout=layout, eps=eps)
-    return out.to(q.dtype)
+    found = trace(q.to(dtype), k.to(dtype), v.to(dtype), mix1, mix2, starts, activation=activation, layout=layout, eps=eps)
+    return found.output.to(q.dtype)
 
 
 class Trace(NamedTuple):
@@ -52,22 +52,6 @@ class Trace(NamedTuple):
     """``[B, Tq, H, Dv]``"""
 
 
-def dense_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mix1: Mix | None,
-    mix2: Mix | None,
-    starts: Tensor | None,
-    *,
-    activation: str,
-    layout: str,
-    eps: float,
-) -> Tensor:
-    """The equations' result, in whatever dtype the tensors have."""
-    return trace(q, k, v, mix1, mix2, starts, activation=activation, layout=layout, eps=eps).output
-
-
 def trace(
     q: Tensor,
     k: Tensor,
@@ -80,7 +64,7 @@ def trace(
     layout: str,
     eps: float,
 ) -> Trace:
-    """The equations."""
+    """The equations, in whatever dtype the tensors have."""
     Tq, Tk = q.shape[1], k.shape[1]
     visible = visible_keys(starts, Tq, Tk, q.device)[:, None]  # [B, 1, Tq, keys]
     key_of_slot, slot_of_key = (m[:, None] for m in slot_maps(layout, starts, Tq, Tk, q.device))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from hypermlp.bench import lm, mixers, op
 from hypermlp.bench import table as efficiency
+from hypermlp.bench.columns import table
 from hypermlp.evals import run as evals
 from hypermlp.mad.protocol import Cell
 from hypermlp.mad.report import summarize
@@ -35,7 +36,7 @@ def _each(table: Callable[[Any], str]) -> Callable[[list[dict[str, Any]]], list[
 
 def _efficiency(rows: list[dict[str, Any]]) -> str:
     timed = all("fwd_seconds" in row for row in rows)
-    return efficiency.table(rows, efficiency.COUNTED + efficiency.TIMED if timed else efficiency.COUNTED)
+    return table(rows, efficiency.COUNTED + efficiency.TIMED if timed else efficiency.COUNTED)
 
 
 def _mad(records: list[dict[str, Any]]) -> list[str]:
