@@ -44,7 +44,7 @@ def parameter_table(config: Config) -> dict[str, int]:
     per_slot = 2 * config.rank + 1  # left, right, diag
 
     def mix(heads: int) -> int:
-        return heads * config.max_length * per_slot + (hidden + 1) * heads * config.rank
+        return heads * config.num_slots * per_slot + (hidden + 1) * heads * config.rank
 
     return {
         "projections": 2 * hidden * (qk + vo),
@@ -52,6 +52,7 @@ def parameter_table(config: Config) -> dict[str, int]:
         "feature_gates": (hidden + 1) * (qk + vo) * config.feature_gates,
         "mix1": mix(config.num_branches) * config.mix1,
         "mix2": mix(config.num_heads) * config.mix2,
+        "registers": hidden * config.num_registers,
     }
 
 
@@ -69,11 +70,12 @@ def flops_table(config: Config, queries: int, keys: int | None = None) -> dict[s
         matrices = sum(module.weight.numel() for module in layer.modules() if isinstance(module, nn.Linear))
         conv = sum(parameter.numel() for name, parameter in layer.named_parameters() if name == "conv")
         return {"projections": 2 * queries * matrices, "conv": 2 * queries * conv, "core": layer.core_flops(queries, keys)}
-    pairs = causal_pairs(queries, keys)
+    pairs = causal_pairs(queries, keys) + queries * config.num_registers
+    rows = queries + config.num_registers  # that keys and values are made from
     hidden, qk, vo = config.hidden_size, config.qk_width, config.vo_width
     return {
-        "projections": 2 * queries * 2 * hidden * (qk + vo),
-        "conv": 2 * queries * 2 * hidden * config.conv_kernel * config.conv,
+        "projections": 2 * (queries + rows) * hidden * (qk + vo),
+        "conv": 2 * rows * 2 * hidden * config.conv_kernel * config.conv,
         "feature_gates": 2 * queries * hidden * (qk + vo) * config.feature_gates,
         "mix_gates": 2 * queries * hidden * config.rank * (config.num_branches * config.mix1 + config.num_heads * config.mix2),
         "scores": 2 * pairs * qk,

@@ -46,6 +46,8 @@ class MixerConfig:
     """Rank of the sequence mixes."""
     conv_kernel: int = 4
     """Taps of the convolution."""
+    num_registers: int = 0
+    """Learned rows that stand before every context, as if they were its oldest tokens; each brings the mixes a slot."""
     rope_theta: float = 10_000.0
     """Base of the rotary frequencies."""
     eps: float = 1e-12
@@ -54,9 +56,10 @@ class MixerConfig:
     """Standard deviation of the initial weights; biases and diagonals start at zero."""
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "max_length", "num_heads", "rank", "conv_kernel", "qk_width", "vo_width"):
-            value, least = getattr(self, name), 0 if name.endswith("width") else 1
-            require(name, value, is_integer(value) and value >= least, "a positive integer")
+        for name in ("hidden_size", "max_length", "num_heads", "rank", "conv_kernel", "qk_width", "vo_width", "num_registers"):
+            value, least = getattr(self, name), 0 if name.endswith("width") or name == "num_registers" else 1
+            allowed = "an integer, 0 or more" if name == "num_registers" else "a positive integer"
+            require(name, value, is_integer(value) and value >= least, allowed)
             object.__setattr__(self, name, int(value))
         for name in ("rope", "conv", "feature_gates", "mix1", "mix2"):
             require(name, getattr(self, name), isinstance(getattr(self, name), bool), "True or False")
@@ -92,6 +95,11 @@ class MixerConfig:
     def num_branches(self) -> int:
         """Score branches: two per head for "glu" (gate and scale)."""
         return self.num_heads * (2 if self.activation == "glu" else 1)
+
+    @property
+    def num_slots(self) -> int:
+        """Rows of the sequence mixes."""
+        return self.max_length + self.num_registers
 
     @property
     def qk_dim(self) -> int:

@@ -22,7 +22,10 @@ from hypermlp.ops.reference import Trace, trace
 
 @dataclass(frozen=True)
 class Capture:
-    """One layer and one input. Positions count from 0, slots from 0; in layout "lag" slot i of position t is key t - i."""
+    """One layer and one input. Positions count from 0, slots from 0; in layout "lag" slot i of position t is key t - i.
+
+    Registers are positions too, the first ``config.num_registers``.
+    """
 
     layer: Mixer
     inputs: Tensor
@@ -140,9 +143,13 @@ def capture(layer: nn.Module, x: Tensor, *, starts: Tensor | None = None) -> Cap
     """
     if not isinstance(layer, Mixer):
         raise ValueError(f"{type(layer).__name__} has no memory pool to look into; allowed: layers of a label, such as HyperGLU")
-    config, length = layer.config, x.shape[1]
+    config = layer.config
     layer._check(x, None, starts)
-    reach = None
+    if layer.registers is not None:
+        if starts is not None:
+            raise ValueError("a layer with registers is captured one whole sequence at a time; leave starts out")
+        x = torch.cat([layer.registers.to(x.dtype).expand(x.shape[0], -1, -1), x], dim=1)
+    length, reach = x.shape[1], None
     if starts is not None:
         starts = row_starts(starts.long(), length, length, config.max_length)
         reach = torch.arange(1, length + 1, device=x.device) - starts

@@ -5,6 +5,8 @@ Shapes: B batch, T new positions, D hidden size, H heads, G score branches (2 H 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from hypermlp.config import MixerConfig, is_integer, require
 from hypermlp.layers.common import causal_conv_pair, rotate
 from hypermlp.layers.mixing import SequenceMix
+from hypermlp.layers.registers import add_overlap, attend_with_registers, conv_of_registers
 from hypermlp.layers.state import MixerState
 from hypermlp.layers.step import native_step, steps_natively
 from hypermlp.ops.api import attend, autocast_enabled
@@ -64,8 +67,9 @@ class Mixer(nn.Module):
         self.o_proj = nn.Linear(vo, hidden, bias=False)
         self.k_conv = nn.Parameter(torch.empty(hidden, config.conv_kernel)) if config.conv else None
         self.v_conv = nn.Parameter(torch.empty(hidden, config.conv_kernel)) if config.conv else None
-        self.mix1 = SequenceMix(config.num_branches, config.max_length, config.rank) if config.mix1 else None
-        self.mix2 = SequenceMix(config.num_heads, config.max_length, config.rank) if config.mix2 else None
+        self.mix1 = SequenceMix(config.num_branches, config.num_slots, config.rank) if config.mix1 else None
+        self.mix2 = SequenceMix(config.num_heads, config.num_slots, config.rank) if config.mix2 else None
+        self.registers = nn.Parameter(torch.empty(config.num_registers, hidden)) if config.num_registers else None
         # All sigmoid gates of x in one product: on the queries, on the head outputs, of the first and of the second mix.
         mix_gates = (config.num_branches * config.rank * config.mix1, config.num_heads * config.rank * config.mix2)
         self.gate_sizes = [qk * config.feature_gates, vo * config.feature_gates, *mix_gates]
@@ -85,7 +89,7 @@ class Mixer(nn.Module):
                 nn.init.normal_(module.weight, std=std)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-        for weight in (self.k_conv, self.v_conv):
+        for weight in (self.k_conv, self.v_conv, self.registers):
             if weight is not None:
                 nn.init.normal_(weight, std=std)
         for mix in (self.mix1, self.mix2):
@@ -129,30 +133,51 @@ class Mixer(nn.Module):
             out = native_step(self, x, state, starts, reach)
             state.commit(new, stream_starts)
             return out
-        heads = self.project(x, state, reach, stream_starts)
-        q, k, v, mix1, mix2, output_gate = heads
-        o = attend(q, k, v, mix1, mix2, starts, activation=config.activation, layout=config.layout, eps=config.eps, backend=self.backend)
+        register_inputs = self._register_inputs()
+        q, k, v, mix1, mix2, output_gate = self.project(x, state, reach, stream_starts, register_inputs)
+        operator = partial(attend, activation=config.activation, layout=config.layout, eps=config.eps, backend=self.backend)
+        if register_inputs is None:
+            o = operator(q, k, v, mix1, mix2, starts)
+        else:
+            keys, values = self._register_heads(*register_inputs)
+            own_positions = self._own_positions(past, new, x.device, stream_starts)
+            o = attend_with_registers(operator, q, k, v, mix1, mix2, keys, values, starts, own_positions)
         o = o.flatten(2)
         out = self.o_proj(o if output_gate is None else o * output_gate)
         if state is not None:
             state.commit(new, stream_starts)  # nothing can fail any more
         return out
 
-    def project(self, x: Tensor, state: MixerState | None, reach: Tensor | None, stream_starts: Tensor | None) -> Heads:
-        """Everything that comes before the operator, and the gate that comes after it; ``reach``: how many positions each one sees."""
-        config = self.config
+    def project(
+        self,
+        x: Tensor,
+        state: MixerState | None,
+        reach: Tensor | None,
+        stream_starts: Tensor | None,
+        register_inputs: tuple[Tensor, Tensor] | None = None,
+    ) -> Heads:
+        """Everything that comes before the operator, and the gate that comes after it; ``reach``: how many positions each one sees.
+
+        ``register_inputs``: of ``_register_inputs``, if registers stand before x.
+        """
+        config, past = self.config, 0 if state is None else state.length
         keys_from = values_from = x
         if self.k_conv is not None and self.v_conv is not None:
             extended = x if state is None else state.offer_inputs(x)
             keys_from, values_from = causal_conv_pair(extended, self.k_conv, self.v_conv, x.shape[1], reach, backend=self.backend)
+            if register_inputs is not None:
+                overlaps = (convolved[config.num_registers :] for convolved in register_inputs)
+                keys_from, values_from = (
+                    add_overlap(each, overlap, reach, past) for each, overlap in zip((keys_from, values_from), overlaps, strict=True)
+                )
         q = self.q_proj(x).unflatten(-1, (config.num_branches, config.qk_dim))
         k = self.k_proj(keys_from).unflatten(-1, (config.num_branches, config.qk_dim))
         v = self.v_proj(values_from).unflatten(-1, (config.num_heads, config.vo_dim))
         gates = None if self.gates is None else torch.sigmoid(self.gates(x))
         if config.rope:
-            past = 0 if state is None else state.length
-            positions = torch.arange(past, past + q.shape[1], device=q.device)
-            own_positions = positions_in_document(positions, stream_starts)
+            own_positions = self._own_positions(past, x.shape[1], x.device, stream_starts)
+            if register_inputs is None:
+                own_positions = own_positions - config.num_registers  # none stand before x
             q, k = (rotate(y, own_positions, config.rope_theta) for y in (q, k))
         if state is not None:
             k, v = state.offer(k, v)
@@ -163,6 +188,28 @@ class Mixer(nn.Module):
             mix1 = None if self.mix1 is None else self.mix1(gate1)
             mix2 = None if self.mix2 is None else self.mix2(gate2)
         return Heads(q, k, v, mix1, mix2, output_gate if config.feature_gates else None)
+
+    def _own_positions(self, past: int, new: int, device: torch.device, stream_starts: Tensor | None) -> Tensor:
+        """Of new positions in their documents, behind the registers: ``[B or 1, T]``."""
+        return positions_in_document(torch.arange(past, past + new, device=device), stream_starts) + self.config.num_registers
+
+    def _register_inputs(self) -> tuple[Tensor, Tensor] | None:
+        """What the registers' keys and values are made from, and behind it what they add to the first positions of a context."""
+        if self.registers is None or self.k_conv is None or self.v_conv is None:
+            return None if self.registers is None else (self.registers, self.registers)
+        return conv_of_registers(self.registers, self.k_conv, self.v_conv)
+
+    def _register_heads(self, keys_from: Tensor, values_from: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+        """The registers' keys, by the position of the first one, and their values: layers/registers.py."""
+        config, count = self.config, self.config.num_registers
+        keys = self.k_proj(keys_from[:count]).unflatten(-1, (config.num_branches, config.qk_dim))
+        values = self.v_proj(values_from[:count]).unflatten(-1, (config.num_heads, config.vo_dim))
+
+        def keys_at(first: Tensor) -> Tensor:
+            rows = keys.expand(first.shape[0], -1, -1, -1)
+            return rotate(rows, first[:, None] + torch.arange(count, device=first.device), config.rope_theta) if config.rope else rows
+
+        return keys_at, values
 
     def _check(self, x: Tensor, state: MixerState | None, starts: Tensor | None) -> None:
         weight, max_length = getattr(self.q_proj, "weight", x), self.config.max_length  # an adapter may have none

@@ -14,11 +14,11 @@ from hypermlp.ops import Mix
 class SequenceMix(nn.Module):
     """R = I + Diag(diag) + left Diag(gate) rightᵀ for each head. The gate depends on the input and comes from the layer."""
 
-    def __init__(self, num_heads: int, max_length: int, rank: int):
+    def __init__(self, num_heads: int, num_slots: int, rank: int):
         super().__init__()
-        self.diag = nn.Parameter(torch.empty(num_heads, max_length))
-        self.left = nn.Parameter(torch.empty(num_heads, max_length, rank))
-        self.right = nn.Parameter(torch.empty(num_heads, max_length, rank))
+        self.diag = nn.Parameter(torch.empty(num_heads, num_slots))
+        self.left = nn.Parameter(torch.empty(num_heads, num_slots, rank))
+        self.right = nn.Parameter(torch.empty(num_heads, num_slots, rank))
 
     def reset_parameters(self, std: float) -> None:
         nn.init.zeros_(self.diag)

@@ -42,13 +42,13 @@ _native_step = define("native_step", _SCHEMA, _fake)
 def steps_natively(layer: Mixer, x: Tensor) -> bool:
     """Can the kernel take these new positions?
 
-    It computes no derivatives, rotates nothing, knows no half precision, and reads parameters instead of calling modules, so
-    these must be plain: adapters and hooks take the general way.
+    It computes no derivatives, rotates nothing, knows neither half precision nor registers, and reads parameters instead of calling
+    modules, so these must be plain: adapters and hooks take the general way.
     """
     config, count = layer.config, x.shape[1]
     if count > MOST_POSITIONS or x.shape[0] * count > MOST_ROWS or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
-    if x.dtype not in (torch.float32, torch.float64) or config.rope or config.activation == "softmax":
+    if x.dtype not in (torch.float32, torch.float64) or config.rope or config.activation == "softmax" or config.num_registers:
         return False
     if autocast_enabled(x.device.type) or in_transform() or modules._global_forward_hooks or modules._global_forward_pre_hooks:
         return False

@@ -41,6 +41,7 @@ class HyperMLPConfig(PreTrainedConfig):
     compression: int = 4  # what q or v in a label divides that side's width by
     conv_kernel: int = 4
     rope_theta: float = 10_000.0
+    num_registers: int = 0  # of every layer of a label: learned rows before every context, beside max_position_embeddings
     peer_settings: dict[str, Any] | None = None  # of peers, by name: {"gla": {"num_heads": 2}}; docs/baselines.md
     norm_eps: float | None = None  # None: 1e-5 for gpt2, 1e-6 for llama
     initializer_range: float = 0.02
@@ -94,6 +95,7 @@ class HyperMLPConfig(PreTrainedConfig):
             compression=self.compression,
             conv_kernel=self.conv_kernel,
             rope_theta=self.rope_theta,
+            num_registers=self.num_registers,
         )
 
     @property

@@ -93,7 +93,7 @@ class HyperMLPPreTrainedModel(PreTrainedModel):
             init.normal_(module.left, std=std)
             init.normal_(module.right, std=std)
         elif isinstance(module, Mixer):
-            for weight in (module.k_conv, module.v_conv):
+            for weight in (module.k_conv, module.v_conv, module.registers):
                 if weight is not None:
                     init.normal_(weight, std=std)
 

@@ -78,15 +78,17 @@ def every_slot_sees_every_row(base: str) -> float:
 @check(
     "Registers enlarge the pool",
     where="Proposition prop:imp3_registers_nomix",
-    says="rho times the output with rows at the far end of the context against that without, plus the rows' own readout",
+    says="rho times the output of a layer with 3 registers against rho times that without, plus the registers' own readout",
     within=1e-9,
 )
 def registers_are_atoms_of_the_pool(base: str) -> float:
-    layer, x = random_layer(base, num_heads=1), random_rows(1, seed=5)[0]
-    X, registers = random_rows(6, seed=2), random_rows(3, seed=3)
+    layer, X = random_layer(base, num_heads=1, num_registers=3), random_rows(6, seed=2)
+    x, registers = X[-1], layer.registers
+    assert registers is not None
     plain, only, augmented = (Step(layer, rows) for rows in (X, registers, torch.cat([registers, X])))
-    sums = [step.rho(step.h(x, 0)) * step.real(x) for step in (plain, only, augmented)]
-    return far(sums[0] + sums[1], sums[2]) if augmented.t == plain.t + 3 else float("nan")
+    outputs = plain.real(x), only.real(x), layer(X[None])[0, -1]
+    pools = [step.rho(step.h(x, 0)) * output for step, output in zip((plain, only, augmented), outputs, strict=True)]
+    return far(pools[0] + pools[1], pools[2])
 
 
 @check(
