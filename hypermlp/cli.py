@@ -34,6 +34,7 @@ COMMANDS = {
     "study tune": Command("hypermlp.study.command:TuneCommand", "... a learning rate for them", "hypermlp study tune --size mini --jobs 2"),
     "study report": Command("hypermlp.study.command:ReportCommand", "... as a page and tables", "hypermlp study report runs/study-mini"),
     "verify": Command("hypermlp.theory.command", "the paper's statements, measured on the real layer", "hypermlp verify --only lag"),
+    "inspect": Command("hypermlp.inspect.command", "a model's memory on a page", "hypermlp inspect runs/demo --prompt 'def f(x):'"),
     "bench op": Command(
         "hypermlp.bench.op",
         "time and memory of operator and layer against PyTorch's fused softmax attention",

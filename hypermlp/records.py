@@ -71,13 +71,17 @@ def write_record(path: str | Path, record: dict[str, Any]) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | Path, content: bytes) -> None:
     """Written aside and renamed, so that a reader never sees half a file."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f"{path.name}-{secrets.token_hex(4)}.part")
     try:
-        with open(aside, "x", encoding="utf-8") as file:
-            file.write(text)
+        with open(aside, "xb") as file:
+            file.write(content)
         os.replace(aside, path)
     except BaseException:
         aside.unlink(missing_ok=True)

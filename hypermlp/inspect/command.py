@@ -1,0 +1,60 @@
+"""``hypermlp inspect``: a checkpoint's memory while it reads a prompt, as a page and as figures."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+
+from hypermlp.inspect.page import page
+from hypermlp.inspect.panels import panels
+from hypermlp.records import check_writable, write_text
+from hypermlp.train.sample import load
+
+LARGE = 8  # MB: phones take their time
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", help="a folder with a model, or a run of `hypermlp train`")
+    parser.add_argument("--prompt", required=True, help="the text to read; @FILE for a file's, - for standard input")
+    parser.add_argument("--tokens", type=int, help="read only so many tokens of it (default: all)")
+    parser.add_argument("--out", default="inspect.html", metavar="FILE", help="the page (default: inspect.html)")
+    parser.add_argument("--figures", metavar="DIR", help="also each panel as PNG and SVG, for papers (needs matplotlib)")
+
+
+def main(args: argparse.Namespace) -> None:
+    check_writable(args.out)
+    if args.tokens is not None and args.tokens < 2:
+        raise ValueError(f"--tokens is {args.tokens}; it must be at least 2")
+    transformers.logging.disable_progress_bar()
+    model, tokenizer = load(args.checkpoint)
+    prompt = _text(args.prompt)
+    if args.tokens is not None:
+        prompt = tokenizer.decode(tokenizer(prompt, add_special_tokens=False)["input_ids"][: args.tokens])
+    with torch.no_grad():
+        found = panels(model, tokenizer, prompt)
+        count, name = sum(parameter.numel() for parameter in model.parameters()), Path(args.checkpoint).name
+        mixers = ", ".join(dict.fromkeys(model.config.mixers))
+        about = (
+            f"Here is {name}: {mixers}, {model.config.num_hidden_layers} layers, {count:,} parameters, reading {len(found.tokens)} tokens."
+        )
+        text = page(found, f"The memory of {name}", about)
+    write_text(args.out, text)
+    size = len(text.encode()) / 1e6
+    print(f"wrote {args.out}: {len(found.layers)} layers, {len(found.tokens)} tokens, {size:.1f} MB")
+    if size > LARGE:
+        print(f"that is much for a phone; --tokens {len(found.tokens) // 2} makes it a quarter", file=sys.stderr)
+    if args.figures:
+        from hypermlp.inspect.figures import write_figures
+
+        for path in write_figures(found, Path(args.figures)):
+            print(f"wrote {path}")
+
+
+def _text(prompt: str) -> str:
+    if prompt == "-":
+        return sys.stdin.read()
+    return Path(prompt[1:]).read_text(encoding="utf-8") if prompt.startswith("@") else prompt

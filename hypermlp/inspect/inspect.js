@@ -1,0 +1,260 @@
+// Draws what is in the page's payload: a JSON text and, behind it, a byte for each entry of the heat maps' lower triangles.
+"use strict";
+const byId = id => document.getElementById(id);
+const sigmoid = x => 1 / (1 + Math.exp(-x));
+const shown = token => token === "\n" ? "↵" : token === " " ? "␣" : token === "\t" ? "⇥" : token.trim() || "␣";
+const state = { layer: 0, head: 0, step: 0, mix: 0, dynamic: 1 };
+let data, maps, length, spans = [];
+
+async function unpack() {
+  const packed = Uint8Array.from(atob(byId("payload").textContent), c => c.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+  const size = new DataView(bytes.buffer).getUint32(0, true);
+  data = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + size)));
+  length = data.tokens.length;
+  maps = bytes.subarray(4 + size);
+}
+
+// One triangle: its largest value, and a function of row and column.
+function triangle(kind) {
+  const heads = data.layers[0].heads.length;
+  const index = 2 * (state.layer * heads + state.head) + (kind === "activation" ? 0 : 1);
+  const offset = index * length * (length + 1) / 2;
+  const level = (row, column) => maps[offset + row * (row + 1) / 2 + column];
+  const peak = data.peaks[index];
+  return { level, peak, value: (row, column) => (level(row, column) / 255) ** 2 * peak };
+}
+const layer = () => data.layers[state.layer];
+const slotOf = key => layer().layout === "lag" ? state.step - key : key;
+const keyOf = (step, slot) => layer().layout === "lag" ? step - slot : slot;
+
+function colours() {
+  const style = getComputedStyle(document.documentElement);
+  const parse = name => {
+    const hex = style.getPropertyValue(name).trim().slice(1);
+    const full = hex.length === 3 ? [...hex].map(c => c + c).join("") : hex;
+    return [0, 2, 4].map(i => parseInt(full.slice(i, i + 2), 16));
+  };
+  return { paper: parse("--paper"), ink: parse("--ink"), more: parse("--R"), less: parse("--S"), line: parse("--line") };
+}
+const STEPS = 255;
+const palette = (from, to) => Array.from({ length: STEPS + 1 }, (_, i) => blend(from, to, i / STEPS));
+const blend = (from, to, share) => from.map((value, i) => value + (to[i] - value) * share);
+
+function paint(canvas, width, height, colourAt) {
+  canvas.width = width;
+  canvas.height = height;
+  const context = canvas.getContext("2d"), image = context.createImageData(width, height);
+  let at = 0;
+  for (let row = 0; row < height; row++)
+    for (let column = 0; column < width; column++) {
+      const [red, green, blue] = colourAt(row, column);
+      image.data[at++] = red; image.data[at++] = green; image.data[at++] = blue; image.data[at++] = 255;
+    }
+  context.putImageData(image, 0, 0);
+}
+
+function drawText() {
+  const { level, value } = triangle("contribution"), active = triangle("activation").level;
+  let total = 0;
+  for (let key = 0; key <= state.step; key++) total += value(state.step, key);
+  spans.forEach((span, key) => {
+    const past = key <= state.step;
+    const share = past ? level(state.step, key) / 255 : 0;
+    span.style.background = share ? `color-mix(in srgb, var(--R) ${Math.round(75 * share)}%, transparent)` : "";
+    span.classList.toggle("later", !past);
+    span.classList.toggle("chosen", key === state.step);
+    span.classList.toggle("active", past && layer().activation !== "softmax" && active(state.step, slotOf(key)) > 0);
+  });
+  const keys = [...Array(state.step + 1).keys()].sort((a, b) => level(state.step, b) - level(state.step, a)).slice(0, 5);
+  byId("memory").replaceChildren(...keys.filter(key => level(state.step, key)).map(key => {
+    const item = document.createElement("li"), back = state.step - key;
+    const percent = (100 * value(state.step, key) / total).toFixed(1);
+    item.textContent = `“${shown(data.tokens[key])}”, ${back ? back + " back" : "itself"}: ${percent} % of all contributions' lengths`;
+    return item;
+  }));
+  byId("where").textContent = `${state.step + 1} of ${length}: “${shown(data.tokens[state.step])}”`;
+}
+
+function drawMap(kind) {
+  const { level } = triangle(kind), { paper, ink, more, line } = colours();
+  const shades = palette(paper, ink), unborn = blend(paper, line, 0.5);
+  paint(byId(kind), length, length, (row, column) => {
+    if (column > row) return row === state.step ? more : unborn;
+    return shades[level(row, column)];
+  });
+}
+
+const svg = (width, height, parts, label) =>
+  `<svg role="img" aria-label="${label}" viewBox="0 0 ${width} ${height}">${parts.join("")}</svg>`;
+
+function drawKernels() {
+  const mix = layer().heads[state.head].mixes[state.mix], place = byId("kernels");
+  byId("mix").disabled = !mix;
+  byId("effective").hidden = !mix;
+  if (!mix) { place.innerHTML = "<p>This layer does not mix along the sequence.</p>"; return; }
+  const width = 440, panel = 130, slots = mix.diag.length, rank = mix.left[0].length, parts = [];
+  const across = slot => 8 + (width - 16) * Math.log2(1 + slot) / Math.log2(Math.max(2, slots));
+  const curves = (rows, top, name) => {
+    const all = rows.flat().concat(mix.diag), most = Math.max(1e-9, ...all.map(Math.abs));
+    const down = value => top + panel / 2 - value / most * (panel / 2 - 16);
+    const path = values => "M" + values.map((v, slot) => `${across(slot).toFixed(1)},${down(v).toFixed(1)}`).join("L");
+    parts.push(`<line class="zero" x1="8" x2="${width - 8}" y1="${down(0)}" y2="${down(0)}"/>`);
+    for (let r = 0; r < rank; r++)
+      parts.push(`<g class="series c${r % 8}" data-tip="${name}, pattern ${r + 1}"><path class="curve" d="${path(rows.map(row => row[r]))}"/></g>`);
+    parts.push(`<path d="${path(mix.diag)}" fill="none" stroke="var(--ink)" stroke-width="2.5"/>`);
+    parts.push(`<text x="8" y="${top + 12}">${name}, up to ±${most.toPrecision(2)}</text>`);
+  };
+  curves(mix.left, 0, "takes from");
+  curves(mix.right, panel + 8, "gives to");
+  for (const slot of [0, 1, 3, 7, 15, 31, 63, 127, 255, 511].filter(s => s < slots))
+    parts.push(`<text class="tick" text-anchor="middle" x="${Math.max(12, Math.min(width - 14, across(slot)))}" y="${2 * panel + 24}">${slot}</text>`);
+  place.innerHTML = svg(width, 2 * panel + 30, parts, "lag kernels");
+  drawEffective(mix);
+}
+
+function drawEffective(mix) {
+  const count = state.step + 1, gate = mix.gate[state.step], added = new Float32Array(count * count);
+  let most = 1e-9;
+  for (let i = 0; i < count; i++) {
+    const left = mix.left[i].map((value, r) => value * gate[r]);
+    for (let j = 0; j < count; j++) {
+      let sum = i === j ? mix.diag[i] : 0;
+      for (let r = 0; r < left.length; r++) sum += left[r] * mix.right[j][r];
+      added[i * count + j] = sum;
+      most = Math.max(most, Math.abs(sum));
+    }
+  }
+  const { paper, more, less } = colours();
+  const above = palette(paper, more), below = palette(paper, less);
+  paint(byId("effective"), count, count, (i, j) => {
+    const share = added[i * count + j] / most;
+    return (share > 0 ? above : below)[Math.round(STEPS * Math.sqrt(Math.abs(share)))];
+  });
+  byId("effective").dataset.peak = most.toPrecision(3);
+}
+
+const GATES = { query: "on the queries", output: "on the head's output", mix1: "in the first mix", mix2: "in the second mix" };
+function drawGates() {
+  const entries = Object.entries(layer().gates);
+  byId("gates").innerHTML = entries.map(([name, shares]) => {
+    const most = Math.max(...shares), width = 440, height = 110;
+    const bars = shares.map((share, i) => {
+      const tall = share / most * 78, wide = (width - 16) / shares.length;
+      const range = `${(i / shares.length).toFixed(2)} to ${((i + 1) / shares.length).toFixed(2)}: ${(100 * share).toFixed(1)} %`;
+      return `<rect x="${8 + i * wide}" y="${88 - tall}" width="${wide - 1}" height="${tall}" fill="var(--R)" data-tip="${range}"/>`;
+    });
+    const ticks = [0, 0.5, 1].map(x => `<text class="tick" text-anchor="middle" x="${14 + x * (width - 28)}" y="104">${x}</text>`);
+    return `<section class="card"><h3>Gates ${GATES[name]}</h3><figure>${svg(width, height, [...bars, ...ticks], "histogram")}</figure></section>`;
+  }).join("") || "<p>This layer has no gates.</p>";
+}
+
+// Which slots are on at a point of the plane; the same arithmetic as hypermlp.inspect.panels.pre_activations.
+function preActivations(routing, a, b, dynamic) {
+  const at = (rows, i, scale) => rows[0][i] + scale * (a * rows[1][i] + b * rows[2][i]);
+  const query = routing.query[0].map((_, d) =>
+    at(routing.query, d, 1) * (routing.query_gate ? sigmoid(at(routing.query_gate, d, dynamic)) : 1));
+  const scores = routing.keys.map(key => { let sum = 0; for (let d = 0; d < key.length; d++) sum += key[d] * query[d]; return sum; });
+  const mix = routing.mix;
+  if (!mix) return scores;
+  const taken = mix.left[0].map((_, r) => {
+    let sum = 0;
+    for (let j = 0; j < scores.length; j++) sum += scores[j] * mix.left[j][r];
+    return sum * sigmoid(at(routing.mix_gate, r, dynamic));
+  });
+  return scores.map((score, i) => {
+    let sum = score * (1 + mix.diag[i]);
+    for (let r = 0; r < taken.length; r++) sum += taken[r] * mix.right[i][r];
+    return sum;
+  });
+}
+function activePattern(a, b, dynamic) {
+  return preActivations(layer().heads[state.head].routing, a, b, dynamic).map(h => h > 0 ? "1" : "0").join("");
+}
+
+function drawRouting() {
+  const canvas = byId("routing-map"), routing = layer().heads[state.head].routing, size = 180;
+  byId("no-routing").hidden = !!routing;
+  canvas.hidden = !routing;
+  if (!routing) { byId("regions").textContent = ""; return; }
+  const patterns = [];
+  for (let row = 0; row < size; row++)
+    for (let column = 0; column < size; column++)
+      patterns.push(activePattern(2 * column / (size - 1) - 1, 1 - 2 * row / (size - 1), state.dynamic));
+  const { paper, ink, more, less } = colours(), slots = routing.keys.length;
+  const on = pattern => [...pattern].filter(bit => bit === "1").length / slots;
+  const shade = new Map([...new Set(patterns)].map(pattern => [pattern, blend(paper, blend(less, more, on(pattern)), 0.15 + 0.6 * on(pattern))]));
+  paint(canvas, size, size, (row, column) => {
+    const here = patterns[row * size + column];
+    if (Math.hypot(row - size / 2, column - size / 2) < 3) return ink;
+    const border = (column > 0 && patterns[row * size + column - 1] !== here) || (row > 0 && patterns[(row - 1) * size + column] !== here);
+    return border ? blend(shade.get(here), ink, 0.55) : shade.get(here);
+  });
+  byId("dynamic-value").textContent = state.dynamic;
+  byId("regions").textContent = `${shade.size} regions in view; the dot is the input itself.`;
+}
+
+function fillMixes() {
+  const mixes = layer().heads[state.head].mixes;
+  state.mix = Math.min(state.mix, Math.max(0, mixes.length - 1));
+  byId("mix").innerHTML = mixes.map((mix, i) => `<option value="${i}"${i === state.mix ? " selected" : ""}>${mix.name}</option>`).join("");
+}
+const drawStep = () => { drawText(); drawMap("activation"); drawMap("contribution"); drawKernels(); };
+const drawAll = () => { fillMixes(); drawStep(); drawGates(); drawRouting(); };
+
+let waiting = false;
+function choose(step) {
+  state.step = Math.max(0, Math.min(length - 1, step));
+  byId("step").value = state.step;
+  if (!waiting) { waiting = true; requestAnimationFrame(() => { waiting = false; drawStep(); }); }
+}
+
+function listen() {
+  for (const name of ["layer", "head"])
+    byId(name).addEventListener("change", event => { state[name] = +event.target.value; drawAll(); });
+  byId("mix").addEventListener("change", event => { state.mix = +event.target.value; drawKernels(); });
+  byId("step").addEventListener("input", event => choose(+event.target.value));
+  byId("dynamic").addEventListener("input", event => { state.dynamic = +event.target.value; drawRouting(); });
+  const text = byId("text");
+  for (const kind of ["pointerover", "pointerdown"])
+    text.addEventListener(kind, event => { if (event.target.dataset.key) choose(+event.target.dataset.key); });
+  text.addEventListener("keydown", event => {
+    const to = { ArrowLeft: state.step - 1, ArrowRight: state.step + 1, Home: 0, End: length - 1 }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    choose(to);
+    spans[state.step].scrollIntoView({ block: "nearest" });
+  });
+  for (const kind of ["activation", "contribution"]) {
+    const canvas = byId(kind);
+    const place = event => {
+      const box = canvas.getBoundingClientRect();
+      return [event.clientY - box.top, event.clientX - box.left].map((at, i) =>
+        Math.max(0, Math.min(length - 1, Math.floor(at / (i ? box.width : box.height) * length))));
+    };
+    canvas.addEventListener("pointermove", event => {
+      const [row, column] = place(event), key = kind === "activation" ? keyOf(row, column) : column;
+      const value = column <= row ? triangle(kind).value(row, column).toPrecision(3) : "";
+      canvas.dataset.tip = column > row ? "not there yet" :
+        `step ${row + 1} “${shown(data.tokens[row])}”\n${kind === "activation" ? `slot ${column}, of` : "from"} “${shown(data.tokens[key])}” (${key + 1}): ${value}`;
+    });
+    canvas.addEventListener("pointerdown", event => choose(place(event)[0]));
+  }
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+}
+
+unpack().then(() => {
+  state.step = length - 1;
+  spans = data.tokens.map((token, key) => {
+    const span = document.createElement("span");
+    span.textContent = token;
+    if (key < data.registers) span.className = "register";
+    span.dataset.key = key;
+    return span;
+  });
+  byId("text").replaceChildren(...spans);
+  listen();
+  drawAll();
+  document.body.dataset.ready = "yes";
+});

@@ -1,0 +1,114 @@
+"""The interactive page: everything that it shows is in it, compressed; inspect.js draws."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hypermlp.inspect.panels import Head, Kernels, Layer, Panels, Routing
+from hypermlp.pages import Series, line_chart, render
+
+HERE = Path(__file__).parent
+COLOURS = 8  # in page.css
+CURVE_POINTS = 128
+
+
+def page(found: Panels, title: str, about: str) -> str:
+    script = (HERE / "inspect.js").read_text()
+    routed = next((head.routing.step + 1 for layer in found.layers for head in layer.heads if head.routing is not None), 0)
+    return render(
+        HERE / "inspect.html",
+        title=title,
+        about=about,
+        count=len(found.tokens),
+        layers=found.layers,
+        heads=len(found.layers[0].heads),
+        peers=", ".join(str(index + 1) for index in found.peers),
+        growth=_growth(found),
+        routed=routed,
+        payload=encoded(found),
+        script=script,
+    )
+
+
+def _growth(found: Panels) -> str | None:
+    """How many slots are active at each step, for every head that selects."""
+    length = len(found.tokens)
+    steps = sorted({round(i * (length - 1) / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)})
+    series = [Series([(t + 1, t + 1) for t in steps], "all", "all slots: one for each token so far")]
+    for layer in found.layers:
+        for number, head in enumerate(layer.heads, 1):
+            if layer.activation == "softmax":
+                continue
+            counts = head.active.sum(-1)
+            share = float(counts[-1]) / length
+            tip = f"layer {layer.index + 1}, head {number}\n{int(counts[-1])} of {length} slots active at the end ({share:.0%})"
+            series.append(Series([(t + 1, int(counts[t])) for t in steps], f"c{layer.index % COLOURS}", tip))
+    return line_chart(series, x="tokens so far", y="active slots") if len(series) > 1 else None
+
+
+def encoded(found: Panels) -> str:
+    """Base64 of deflated: the length of a JSON text, that text, and a byte for each entry of the heat maps' lower triangles."""
+    triangles = [_triangle(head, which) for layer in found.layers for head in layer.heads for which in ("activation", "contribution")]
+    described = {
+        "tokens": found.tokens,
+        "registers": found.registers,
+        "layers": [_layer(layer) for layer in found.layers],
+        "peaks": [peak for peak, _ in triangles],
+    }
+    text = json.dumps(described, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    packed = struct.pack("<I", len(text)) + text + b"".join(data for _, data in triangles)
+    return base64.b64encode(zlib.compress(packed, 9)).decode()
+
+
+def _triangle(head: Head, which: str) -> tuple[float, bytes]:
+    """Peak and bytes, row after row: the square root of the share of the peak, so that what is faint still shows; 0 only for nothing."""
+    values = getattr(head, which).float().abs()
+    peak = float(values.max()) or 1.0
+    level = (255 * (values / peak).sqrt()).round()
+    something = head.active if which == "activation" else values > 0
+    level = torch.where(something, level.clamp(min=1), torch.zeros(()))
+    rows, columns = torch.tril_indices(*values.shape)
+    return peak, level[rows, columns].to(torch.uint8).cpu().numpy().tobytes()
+
+
+def _layer(layer: Layer) -> dict[str, Any]:
+    heads = [{"mixes": [_mix(mix) for mix in head.mixes], "routing": _routed(head.routing)} for head in layer.heads]
+    gates = {name: _numbers(shares, 4) for name, shares in layer.gates.items()}
+    return {"index": layer.index, "activation": layer.activation, "layout": layer.layout, "heads": heads, "gates": gates}
+
+
+def _mix(mix: Kernels, digits: int = 3) -> dict[str, Any]:
+    fields = {name: _numbers(getattr(mix, name), digits) for name in ("diag", "left", "right", "gate")}
+    return {"name": mix.name, **fields}
+
+
+def _routed(routing: Routing | None) -> dict[str, Any] | None:
+    """With more digits than the curves: a boundary is where a sum of them changes its sign."""
+    if routing is None:
+        return None
+    slots = len(routing.keys)
+    mix = routing.kernels
+    kernels = None if mix is None else Kernels(mix.name, mix.diag[:slots], mix.left[:slots], mix.right[:slots], mix.gate[:0])
+    return {
+        "step": routing.step,
+        "query": _numbers(routing.query, 7),
+        "query_gate": None if routing.query_gate is None else _numbers(routing.query_gate, 7),
+        "keys": _numbers(routing.keys, 7),
+        "mix_gate": None if routing.mix_gate is None else _numbers(routing.mix_gate, 7),
+        "mix": None if kernels is None else _mix(kernels, 7),
+    }
+
+
+def _numbers(values: Tensor, digits: int) -> Any:
+    """Nested lists, each number with so many significant digits."""
+    if values.dim() == 0:
+        return float(f"{values.item():.{digits}g}")
+    return [_numbers(row, digits) for row in values]

@@ -1,0 +1,191 @@
+"""The page and the figures show what the model did."""
+
+import base64
+import json
+import struct
+import zlib
+
+import pytest
+import torch
+
+from hypermlp.cli import main
+from hypermlp.inspect import concepts, figures
+from hypermlp.inspect.page import encoded
+from hypermlp.inspect.panels import panels, pre_activations
+from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
+from hypermlp.testing import randomise_
+from hypermlp.theory.objects import Step
+from hypermlp.train.tokenizers import build_tokenizer
+
+PROMPT = "def area(r):\n    <b>return</b> 3 * r ** 2\n"
+REGISTERS = 2
+COUNT = len(PROMPT) + REGISTERS
+
+
+def build(folder, mixer, **settings):
+    torch.manual_seed(0)
+    tokenizer = build_tokenizer("bytes", [])
+    config = HyperMLPConfig(
+        mixer=mixer, hidden_size=32, num_hidden_layers=len(mixer), max_position_embeddings=64, vocab_size=len(tokenizer), **settings
+    )
+    model = HyperMLPForCausalLM(config).eval()
+    randomise_(model)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model, tokenizer
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "hybrid"
+    build(folder, ["G-cg-q-12o", "S-p", "gla", "R"], num_registers=REGISTERS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(checkpoint):
+    out = checkpoint.parent / "page.html"
+    assert main(["inspect", str(checkpoint), "--prompt", PROMPT, "--out", str(out)]) == 0
+    return out
+
+
+def pixels(view, name):
+    return view.evaluate(f"document.getElementById('{name}').toDataURL()")
+
+
+@pytest.mark.parametrize("screen", ["phone", "desk"])
+def test_in_a_browser(page, browser, screen):
+    view = browser(page, screen)
+    view.wait_for_selector("body[data-ready]")
+    assert view.locator("#text span").count() == COUNT
+    assert view.locator("#text").inner_text().endswith(PROMPT)
+    assert view.locator("#text .register").all_inner_texts() == ["register 1", "register 2"]
+    assert view.locator("#layer option").all_inner_texts() == ["1", "2", "4"]
+    assert "left out: 3" in view.locator("main").inner_text()
+    assert view.locator("#kernels path").count() > 16
+    assert view.locator("#gates .card").count() == 4
+
+    before = pixels(view, "effective"), view.locator("#memory").inner_text()
+    view.locator("#text span").nth(9).hover()
+    view.wait_for_function("document.getElementById('where').textContent.startsWith('10 of')")
+    assert (pixels(view, "effective"), view.locator("#memory").inner_text()) != before
+    assert view.locator("#text span.later").count() == COUNT - 10
+    assert view.locator("#text span.chosen").count() == 1
+
+    view.locator("#text").focus()
+    view.keyboard.press("ArrowLeft")
+    view.wait_for_function("document.getElementById('where').textContent.startsWith('9 of')")
+    view.keyboard.press("Home")
+    view.wait_for_function("document.getElementById('where').textContent.startsWith('1 of')")
+
+    bent = pixels(view, "routing-map")
+    view.locator("#dynamic").fill("0")
+    assert pixels(view, "routing-map") != bent
+    view.locator("#activation").hover()
+    assert view.locator("#tip").inner_text().startswith(("step", "not there yet"))
+
+    view.locator("#layer").select_option(index=1)  # softmax: no gates, no mixes, no borders
+    assert view.locator("#no-routing").is_visible()
+    assert view.locator("#gates").inner_text() == "This layer has no gates."
+    assert view.locator("#kernels").inner_text() == "This layer does not mix along the sequence."
+    assert view.locator("#text span.active").count() == 0
+    view.locator("#layer").select_option(index=2)
+    assert view.locator("#routing-map").is_visible()
+
+
+def test_the_map_of_routing_is_the_layers(checkpoint, page, browser):
+    """The script's active slots, at points of the plane, are those of the paper's objects and of the layer's parameters."""
+    model, tokenizer = HyperMLPForCausalLM.from_pretrained(checkpoint).eval(), build_tokenizer("bytes", [])
+    routing = panels(model, tokenizer, PROMPT).layers[0].heads[1].routing
+    where = 2 * torch.rand(40, 2) - 1
+    view = browser(page, "desk")
+    view.wait_for_selector("body[data-ready]")
+    view.locator("#head").select_option(index=1)
+    for dynamic in (0.0, 1.0, 3.0):
+        expected = pre_activations(routing, where, dynamic)
+        patterns = [view.evaluate(f"activePattern({a}, {b}, {dynamic})") for a, b in where.tolist()]
+        shown = torch.tensor([[bit == "1" for bit in pattern] for pattern in patterns])
+        clear = expected.abs() > 1e-4 * expected.abs().max()
+        assert torch.equal(shown[clear], (expected > 0)[clear])
+
+
+def test_routing_of_a_plane_is_that_of_its_points(tmp_path):
+    """Against the theory's objects, and straight where the gates are held still."""
+    model, tokenizer = build(tmp_path, ["G-cg-q-12o"])
+    model.double()
+    found = panels(model, tokenizer, PROMPT)
+    routing, layer = found.layers[0].heads[1].routing, model.model.layers[0].mixer
+    inputs = []
+    hook = layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    model(torch.tensor([tokenizer(PROMPT)["input_ids"]]))
+    hook.remove()
+    step = Step(layer, inputs[0][0, : routing.step + 1])
+    where = torch.rand(30, 2, dtype=torch.float64) - 0.5
+    for point, h in zip(where, pre_activations(routing, where), strict=True):
+        x = routing.plane[0] + point @ routing.plane[1:]
+        torch.testing.assert_close(h, step.h(x, 1))
+    ends = torch.tensor([[-1.0, 0.3], [1.0, -0.7], [0.0, -0.2]], dtype=torch.float64)
+    left, right, middle = pre_activations(routing, ends, dynamic=0.0)
+    torch.testing.assert_close((left + right) / 2, middle)
+    left, right, middle = pre_activations(routing, ends, dynamic=1.0)
+    assert ((left + right) / 2 - middle).abs().max() > 1e-3 * middle.abs().max()
+
+
+def test_what_the_page_holds(checkpoint):
+    model, tokenizer = HyperMLPForCausalLM.from_pretrained(checkpoint).eval(), build_tokenizer("bytes", [])
+    found = panels(model, tokenizer, PROMPT)
+    content = zlib.decompress(base64.b64decode(encoded(found)))
+    size = struct.unpack("<I", content[:4])[0]
+    described, maps = json.loads(content[4 : 4 + size]), content[4 + size :]
+    assert "".join(described["tokens"][REGISTERS:]) == PROMPT
+    triangle = COUNT * (COUNT + 1) // 2
+    heads = [head for layer in found.layers for head in layer.heads]
+    assert len(maps) == 2 * len(heads) * triangle
+    rows, columns = torch.tril_indices(COUNT, COUNT)
+    for index, head in enumerate(heads):
+        for offset, values in ((0, head.activation), (1, head.contribution)):
+            begin = (2 * index + offset) * triangle
+            kept = (torch.tensor(list(maps[begin : begin + triangle])) / 255).square() * described["peaks"][2 * index + offset]
+            torch.testing.assert_close(kept, values[rows, columns], atol=0.005 * float(values.max()), rtol=0)
+        on = torch.tensor(list(maps[2 * index * triangle : (2 * index + 1) * triangle])) > 0
+        assert torch.equal(on, head.active[rows, columns])
+
+
+def test_figures(tmp_path, capsys):
+    build(tmp_path / "model", ["G-cg-q-12o"])
+    ask = ["inspect", str(tmp_path / "model"), "--prompt", PROMPT, "--tokens", "12", "--out", str(tmp_path / "page.html")]
+    assert main([*ask, "--figures", str(tmp_path / "figures")]) == 0
+    assert "page.html: 1 layers, 12 tokens" in capsys.readouterr().out
+    names = {"memory", "activation", "contribution", "growth", "kernels", "mix", "gates", "routing"}
+    written = sorted(path.name for path in (tmp_path / "figures").iterdir())
+    assert written == sorted(f"{name}.{kind}" for name in names for kind in figures.FORMATS)
+
+
+def test_figures_of_softmax_and_registers_leave_out_what_there_is_none_of(checkpoint, tmp_path):
+    model, tokenizer = HyperMLPForCausalLM.from_pretrained(checkpoint).eval(), build_tokenizer("bytes", [])
+    found = panels(model, tokenizer, PROMPT)
+    only_softmax = type(found)(found.tokens, found.registers, [found.layers[1]], [])
+    names = {path.stem for path in figures.write_figures(only_softmax, tmp_path)}
+    assert names == {"memory", "activation", "contribution"}
+
+
+def test_the_conceptual_figures_in_the_docs_are_what_the_code_draws(tmp_path):
+    docs = figures.Path(__file__).parents[2] / "docs" / "figures"
+    for path in concepts.draw_all(tmp_path):
+        if path.suffix == ".svg":
+            assert path.read_text() == (docs / path.name).read_text(), f"run python -m hypermlp.inspect.concepts docs/figures ({path.name})"
+
+
+def test_nonsense_is_refused(checkpoint, tmp_path, capsys):
+    out = ["--out", str(tmp_path / "page.html")]
+    for arguments, said in (
+        (["--prompt", "x"], "1 tokens; allowed: 2 to 64"),
+        (["--prompt", "x" * 65], "65 tokens"),
+        (["--prompt", "xyz", "--tokens", "1"], "--tokens is 1"),
+        (["--prompt", "@nowhere.txt"], "nowhere.txt"),
+    ):
+        assert main(["inspect", str(checkpoint), *arguments, *out]) == 2
+        assert said in capsys.readouterr().err
+    build(tmp_path / "peer", ["gla"])
+    assert main(["inspect", str(tmp_path / "peer"), "--prompt", PROMPT, *out]) == 2
+    assert "no layer of this model has a memory pool" in capsys.readouterr().err
