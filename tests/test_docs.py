@@ -1,5 +1,6 @@
 """The tables of the documents are their records', row by row."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,11 @@ from hypermlp.mad.protocol import cells, find_grid
 from hypermlp.mad.report import summarize
 from hypermlp.mad.tasks import TASKS
 from hypermlp.records import read_record
+from hypermlp.study import report
+from hypermlp.study.claims import CLAIMED
 from hypermlp.study.command import tuning_losses, tuning_table
 from hypermlp.study.protocol import find_size, lm_cell, tuning_cells
+from hypermlp.study.summary import read_study, summary
 
 ROOT = Path(__file__).parents[1]
 
@@ -45,6 +49,21 @@ def test_the_studys_learning_rate_is_the_best_of_its_tuning():
     assert tuning_table(losses) in (ROOT / "docs" / "study.md").read_text(), "docs/study.md does not show docs/results/study-tune"
     best = min(losses, key=lambda rate: sum(losses[rate].values()))
     assert lm_cell(size, "S", 1).recipe["training"]["learning_rate"] == best
+
+
+def test_the_study():
+    folder = ROOT / "docs" / "results" / "study-mini"
+    study = read_study(folder)
+    assert len(study.rows) == 35
+    assert all(len(study.rows[label].losses) >= 2 for label in CLAIMED)
+    again = {name: summary(study)[name] for name in ("rows", "spearman", "claims")}
+    assert again == {name: json.loads((folder / "summary.json").read_text())[name] for name in again}
+    table = report.markdown(study)
+    assert table == (folder / "table.md").read_text()
+    below = table[table.index("Rank correlation") :].strip()
+    assert below in (ROOT / "docs" / "study.md").read_text(), "docs/study.md does not show docs/results/study-mini"
+    low, value, high = (f"{summary(study)['spearman'][name]:.2f}" for name in ("low", "value", "high"))
+    assert f"Spearman {value}, 95 % interval {low} to {high}, 32 rows" in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("recipe", ["lm-340m", "lm-1.3b"])
