@@ -18,6 +18,7 @@ from hypermlp.layers.common import causal_conv_pair, rotate
 from hypermlp.layers.mixer import Heads, Mixer, positions_in_document
 from hypermlp.ops.layout import row_starts, slot_maps
 from hypermlp.ops.reference import Trace, trace
+from hypermlp.ops.types import Mix
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Capture:
     def mix(self, which: int, index: int, t: int, batch: int = 0) -> Tensor:
         """``[slots, slots]``: R of a branch (1) or head (2) as it is at a position; the identity where there is no mix."""
         count = self.width(t, batch)
-        identity = torch.eye(count, dtype=self.inputs.dtype, device=self.inputs.device)
+        identity = torch.eye(count, dtype=self.heads.q.dtype, device=self.inputs.device)
         mix = (self.heads.mix1, self.heads.mix2)[which - 1]
         if mix is None:
             return identity
@@ -81,7 +82,7 @@ class Capture:
         """W1 ``[D, slots]``, so that ``x[t] @ W1`` is the pre-activation."""
         config = self.config
         rows = slice(branch * config.qk_dim, (branch + 1) * config.qk_dim)
-        address = self.layer.q_proj.weight[rows].T  # [D, Dk]
+        address = self.layer.q_proj.weight[rows].T.to(self.heads.q.dtype)  # [D, Dk]
         if config.rope:
             position = positions_in_document(torch.arange(self.inputs.shape[1], device=address.device), self.starts)
             at = position[min(batch, len(position) - 1), t].expand(1, len(address))
@@ -102,7 +103,7 @@ class Capture:
             length = self.inputs.shape[1]
             reach = None if self.starts is None else torch.arange(1, length + 1, device=self.inputs.device) - self.starts
             keys_from, values_from = causal_conv_pair(self.inputs, self.layer.k_conv, self.layer.v_conv, length, reach, backend="reference")
-        rows = (self._slots(each[batch], t, batch) for each in (keys_from, values_from))
+        rows = (self._slots(each[batch], t, batch).to(self.heads.q.dtype) for each in (keys_from, values_from))
         U, V = (self.mix(which, head, t, batch).T @ each for which, each in enumerate(rows, 1))
         return U, V
 
@@ -123,7 +124,7 @@ class Capture:
         """Through gate and W_o: ``[n, Dv] -> [n, D]``."""
         rows = slice(head * self.config.vo_dim, (head + 1) * self.config.vo_dim)
         gate = self.heads.output_gate
-        return (values if gate is None else values * gate[batch, t, rows]) @ self.layer.o_proj.weight[:, rows].T
+        return (values if gate is None else values * gate[batch, t, rows]) @ self.layer.o_proj.weight[:, rows].T.to(values.dtype)
 
     def _slots(self, by_key: Tensor, t: int, batch: int) -> Tensor:
         """``[K, n] -> [slots, n]``: in slot order, those that exist at t."""
@@ -154,7 +155,7 @@ def capture(layer: nn.Module, x: Tensor, *, starts: Tensor | None = None) -> Cap
         starts = row_starts(starts.long(), length, length, config.max_length)
         reach = torch.arange(1, length + 1, device=x.device) - starts
         x = x.masked_fill((reach < 1)[:, :, None], 0)
-    heads = layer.project(x, None, reach, starts)
+    heads = _in_float(layer.project(x, None, reach, starts))
     how: dict[str, Any] = {"activation": config.activation, "layout": config.layout, "eps": config.eps}
     found = trace(heads.q, heads.k, heads.v, heads.mix1, heads.mix2, starts, **how)
     gates: dict[str, Tensor] = {}
@@ -162,6 +163,17 @@ def capture(layer: nn.Module, x: Tensor, *, starts: Tensor | None = None) -> Cap
         parts = torch.sigmoid(layer.gates(x)).split(layer.gate_sizes, dim=-1)
         gates = {name: part for name, part in zip(("query", "output", "mix1", "mix2"), parts, strict=True) if part.shape[-1]}
     return Capture(layer, x, heads, found, gates, starts)
+
+
+def _in_float(heads: Heads) -> Heads:
+    """Half precision as the operator takes it: in float32."""
+
+    def cast(x: Tensor) -> Tensor:
+        return x.to(torch.promote_types(x.dtype, torch.float32))
+
+    mixes = [None if mix is None else Mix(*map(cast, mix)) for mix in (heads.mix1, heads.mix2)]
+    gate = None if heads.output_gate is None else cast(heads.output_gate)
+    return Heads(cast(heads.q), cast(heads.k), cast(heads.v), mixes[0], mixes[1], gate)
 
 
 @torch.no_grad()

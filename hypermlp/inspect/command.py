@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import transformers
 
+from hypermlp.inspect import figures
 from hypermlp.inspect.page import page
 from hypermlp.inspect.panels import panels
 from hypermlp.records import check_writable, write_text
@@ -29,32 +30,36 @@ def main(args: argparse.Namespace) -> None:
     check_writable(args.out)
     if args.tokens is not None and args.tokens < 2:
         raise ValueError(f"--tokens is {args.tokens}; it must be at least 2")
+    prompt = _text(args.prompt)
+    if args.figures:
+        figures.pyplot()
+        Path(args.figures).mkdir(parents=True, exist_ok=True)
     transformers.logging.disable_progress_bar()
     model, tokenizer = load(args.checkpoint)
-    prompt = _text(args.prompt)
-    if args.tokens is not None:
-        prompt = tokenizer.decode(tokenizer(prompt, add_special_tokens=False)["input_ids"][: args.tokens])
     with torch.no_grad():
-        found = panels(model, tokenizer, prompt)
-        count, name = sum(parameter.numel() for parameter in model.parameters()), Path(args.checkpoint).name
-        mixers = ", ".join(dict.fromkeys(model.config.mixers))
-        about = (
-            f"Here is {name}: {mixers}, {model.config.num_hidden_layers} layers, {count:,} parameters, reading {len(found.tokens)} tokens."
-        )
+        found = panels(model, tokenizer, prompt, args.tokens)
+        count, name = sum(parameter.numel() for parameter in model.parameters()), Path(args.checkpoint).resolve().name
+        read = len(found.tokens) - found.registers
+        kind = f"{', '.join(dict.fromkeys(model.config.mixers))}, {model.config.num_hidden_layers} layers, {count:,} parameters"
+        behind = f" behind {found.registers} registers" if found.registers else ""
+        about = f"Here is {name}: {kind}, reading {read} tokens{behind}."
         text = page(found, f"The memory of {name}", about)
     write_text(args.out, text)
     size = len(text.encode()) / 1e6
-    print(f"wrote {args.out}: {len(found.layers)} layers, {len(found.tokens)} tokens, {size:.1f} MB")
+    print(f"wrote {args.out}: {len(found.layers)} layers, {read} tokens, {size:.1f} MB")
     if size > LARGE:
-        print(f"that is much for a phone; --tokens {len(found.tokens) // 2} makes it a quarter", file=sys.stderr)
+        print(f"that is much for a phone; --tokens {read // 2} makes it a quarter", file=sys.stderr)
     if args.figures:
-        from hypermlp.inspect.figures import write_figures
-
-        for path in write_figures(found, Path(args.figures)):
+        for path in figures.write_figures(found, Path(args.figures)):
             print(f"wrote {path}")
 
 
 def _text(prompt: str) -> str:
-    if prompt == "-":
-        return sys.stdin.read()
-    return Path(prompt[1:]).read_text(encoding="utf-8") if prompt.startswith("@") else prompt
+    try:
+        if prompt == "-":
+            return sys.stdin.buffer.read().decode()
+        text = Path(prompt[1:]).read_bytes().decode() if prompt.startswith("@") else prompt
+        text.encode()  # an argument may hold bytes that are no text
+    except UnicodeError as error:
+        raise ValueError(f"the prompt is not UTF-8: {error}") from error
+    return text

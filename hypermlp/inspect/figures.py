@@ -92,31 +92,28 @@ def _memory(found: Panels) -> Any:
     """The text, each token as dark as it contributes to the last step, in the first layer's first head."""
     share = shade(found.layers[0].heads[0].contribution[-1])
     share = share / (share.max() or 1)
-    lines: list[list[tuple[int, str, float]]] = [[]]
-    column = 0
+    lines: list[list[tuple[str, float]]] = [[]]  # letters, each as dark as its token
     for token, dark in zip(found.tokens[found.registers :], share[found.registers :], strict=True):
-        if column + len(token) > LINE or token == "\n":
-            lines.append([])
-            column = 0
-        if token != "\n":
-            lines[-1].append((column, token, float(dark)))
-            column += len(token)
+        for letter in token:
+            if letter == "\n" or len(lines[-1]) == LINE:
+                lines.append([])
+            if letter != "\n":
+                lines[-1].append((letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}", float(dark)))
     figure = pyplot()(figsize=(7, 0.2 * len(lines) + 0.2))
     axis = figure.add_axes((0, 0, 1, 1))
     axis.set(xlim=(0, LINE), ylim=(len(lines), 0))
     axis.axis("off")
     for row, line in enumerate(lines):
-        for place, token, dark in line:
-            axis.add_patch(_box(place, row, len(token), 0.9 * dark))
-            for offset, letter in enumerate(token):
-                axis.text(place + offset + 0.5, row + 0.7, letter, ha="center", family="monospace", parse_math=False)
+        for place, (letter, dark) in enumerate(line):
+            axis.add_patch(_box(place, row, 0.9 * dark))
+            axis.text(place + 0.5, row + 0.7, letter, ha="center", family="monospace", parse_math=False)
     return figure
 
 
-def _box(x: float, y: float, width: float, dark: float) -> Any:
+def _box(x: float, y: float, dark: float) -> Any:
     from matplotlib.patches import Rectangle
 
-    return Rectangle((x, y), width, 0.95, color=(0.76, 0.34, 0.1, dark), linewidth=0)
+    return Rectangle((x, y), 1, 0.95, color=(0.76, 0.34, 0.1, dark), linewidth=0)
 
 
 def _growth(found: Panels) -> Any:
@@ -143,10 +140,10 @@ def _kernels(found: Panels) -> Any:
         axis.plot(slots, mix.left.float().cpu().numpy(), color="tab:orange", linewidth=0.4, alpha=0.7)
         axis.plot(slots, mix.right.float().cpu().numpy(), color="tab:blue", linewidth=0.4, alpha=0.7)
         axis.plot(slots, mix.diag.float().cpu().numpy(), color="black", linewidth=1.2)
-        axis.set(xscale="log", xlabel="slot + 1")
+        axis.set(xscale="log", xlabel=f"slot + 1 ({mix.name})")
 
     figure = _over_heads(found, draw)
-    figure.supxlabel("first mix: A orange, B blue, p black", fontsize=8)
+    figure.supxlabel("A orange, B blue, p black", fontsize=8)
     return figure
 
 
@@ -158,7 +155,7 @@ def _effective(found: Panels) -> Any:
         added = torch.diag(mix.diag) + mix.left * mix.gate[-1] @ mix.right.T
         most = float(added.abs().max()) or 1.0
         axis.imshow(added.float().cpu().numpy(), cmap="RdBu_r", vmin=-most, vmax=most, interpolation="nearest")
-        axis.set_xlabel("R1 − I at the last step")
+        axis.set_xlabel(f"{mix.name.split(',')[0]} − I at the last step")
 
     return _over_heads(found, draw)
 
@@ -193,7 +190,7 @@ def draw_routing(axis: Any, routing: Routing, dynamic: float) -> None:
     side = torch.linspace(-1, 1, GRID, dtype=routing.query.dtype, device=routing.query.device)
     where = torch.cartesian_prod(side, side).flip(1)  # rows of b, columns of a
     h = pre_activations(routing, where, dynamic).view(GRID, GRID, -1).float().cpu()
-    at = side.cpu().numpy()
+    at = side.float().cpu().numpy()
     axis.imshow((h > 0).sum(-1).numpy(), cmap="Oranges", alpha=0.6, extent=(-1, 1, -1, 1), origin="lower")
     for slot in range(h.shape[-1]):
         field = h[:, :, slot]

@@ -16,15 +16,15 @@ async function unpack() {
   maps = bytes.subarray(4 + size);
 }
 
-// One triangle: its largest value, and a function of row and column.
+// One triangle: levels between 0 and 255 within each row, and their values.
 function triangle(kind) {
   const heads = data.layers[0].heads.length;
   const index = 2 * (state.layer * heads + state.head) + (kind === "activation" ? 0 : 1);
-  const offset = index * length * (length + 1) / 2;
+  const offset = index * length * (length + 1) / 2, peaks = data.peaks[index];
   const level = (row, column) => maps[offset + row * (row + 1) / 2 + column];
-  const peak = data.peaks[index];
-  return { level, peak, value: (row, column) => (level(row, column) / 255) ** 2 * peak };
+  return { level, peaks, value: (row, column) => (level(row, column) / 255) ** 2 * peaks[row] };
 }
+const numbered = position => position - data.registers + 1;  // as people count tokens; registers come before
 const layer = () => data.layers[state.layer];
 const slotOf = key => layer().layout === "lag" ? state.step - key : key;
 const keyOf = (step, slot) => layer().layout === "lag" ? step - slot : slot;
@@ -56,9 +56,7 @@ function paint(canvas, width, height, colourAt) {
 }
 
 function drawText() {
-  const { level, value } = triangle("contribution"), active = triangle("activation").level;
-  let total = 0;
-  for (let key = 0; key <= state.step; key++) total += value(state.step, key);
+  const { level } = triangle("contribution"), active = triangle("activation").level;
   spans.forEach((span, key) => {
     const past = key <= state.step;
     const share = past ? level(state.step, key) / 255 : 0;
@@ -67,23 +65,24 @@ function drawText() {
     span.classList.toggle("chosen", key === state.step);
     span.classList.toggle("active", past && layer().activation !== "softmax" && active(state.step, slotOf(key)) > 0);
   });
-  const keys = [...Array(state.step + 1).keys()].sort((a, b) => level(state.step, b) - level(state.step, a)).slice(0, 5);
-  byId("memory").replaceChildren(...keys.filter(key => level(state.step, key)).map(key => {
-    const item = document.createElement("li"), back = state.step - key;
-    const percent = (100 * value(state.step, key) / total).toFixed(1);
-    item.textContent = `“${shown(data.tokens[key])}”, ${back ? back + " back" : "itself"}: ${percent} % of all contributions' lengths`;
+  const strongest = layer().heads[state.head].strongest[state.step];
+  const lines = strongest.map(([key, percent]) => {
+    const back = state.step - key;
+    return `“${shown(data.tokens[key])}”, ${back ? back + " back" : "itself"}: ${percent} % of all contributions' lengths`;
+  });
+  byId("memory").replaceChildren(...(lines.length ? lines : ["No slot is on here: the head writes nothing."]).map(line => {
+    const item = document.createElement("li");
+    item.textContent = line;
     return item;
   }));
-  byId("where").textContent = `${state.step + 1} of ${length}: “${shown(data.tokens[state.step])}”`;
+  byId("where").textContent = `${numbered(state.step)} of ${length - data.registers}: “${shown(data.tokens[state.step])}”`;
 }
 
 function drawMap(kind) {
-  const { level } = triangle(kind), { paper, ink, more, line } = colours();
+  const { level, peaks } = triangle(kind), { paper, ink, line } = colours();
   const shades = palette(paper, ink), unborn = blend(paper, line, 0.5);
-  paint(byId(kind), length, length, (row, column) => {
-    if (column > row) return row === state.step ? more : unborn;
-    return shades[level(row, column)];
-  });
+  const most = peaks.reduce((a, b) => Math.max(a, b), 1e-30), scale = peaks.map(peak => Math.sqrt(peak / most));
+  paint(byId(kind), length, length, (row, column) => column > row ? unborn : shades[Math.ceil(level(row, column) * scale[row])]);
 }
 
 const svg = (width, height, parts, label) =>
@@ -97,7 +96,7 @@ function drawKernels() {
   const width = 440, panel = 130, slots = mix.diag.length, rank = mix.left[0].length, parts = [];
   const across = slot => 8 + (width - 16) * Math.log2(1 + slot) / Math.log2(Math.max(2, slots));
   const curves = (rows, top, name) => {
-    const all = rows.flat().concat(mix.diag), most = Math.max(1e-9, ...all.map(Math.abs));
+    const most = rows.flat().concat(mix.diag).reduce((a, b) => Math.max(a, Math.abs(b)), 1e-9);
     const down = value => top + panel / 2 - value / most * (panel / 2 - 16);
     const path = values => "M" + values.map((v, slot) => `${across(slot).toFixed(1)},${down(v).toFixed(1)}`).join("L");
     parts.push(`<line class="zero" x1="8" x2="${width - 8}" y1="${down(0)}" y2="${down(0)}"/>`);
@@ -106,15 +105,20 @@ function drawKernels() {
     parts.push(`<path d="${path(mix.diag)}" fill="none" stroke="var(--ink)" stroke-width="2.5"/>`);
     parts.push(`<text x="8" y="${top + 12}">${name}, up to ±${most.toPrecision(2)}</text>`);
   };
-  curves(mix.left, 0, "takes from");
-  curves(mix.right, panel + 8, "gives to");
+  const [from, to] = transposed(mix) ? [mix.right, mix.left] : [mix.left, mix.right];
+  curves(from, 0, "takes from");
+  curves(to, panel + 8, "gives to");
   for (const slot of [0, 1, 3, 7, 15, 31, 63, 127, 255, 511].filter(s => s < slots))
     parts.push(`<text class="tick" text-anchor="middle" x="${Math.max(12, Math.min(width - 14, across(slot)))}" y="${2 * panel + 24}">${slot}</text>`);
   place.innerHTML = svg(width, 2 * panel + 30, parts, "lag kernels");
-  drawEffective(mix);
 }
 
-function drawEffective(mix) {
+// The second mix is applied transposed: what R1 does from row to column, R2 does from column to row.
+const transposed = mix => mix.name.startsWith("R2");
+
+function drawEffective() {
+  const mix = layer().heads[state.head].mixes[state.mix];
+  if (!mix) return;
   const count = state.step + 1, gate = mix.gate[state.step], added = new Float32Array(count * count);
   let most = 1e-9;
   for (let i = 0; i < count; i++) {
@@ -129,7 +133,7 @@ function drawEffective(mix) {
   const { paper, more, less } = colours();
   const above = palette(paper, more), below = palette(paper, less);
   paint(byId("effective"), count, count, (i, j) => {
-    const share = added[i * count + j] / most;
+    const share = added[transposed(mix) ? j * count + i : i * count + j] / most;
     return (share > 0 ? above : below)[Math.round(STEPS * Math.sqrt(Math.abs(share)))];
   });
   byId("effective").dataset.peak = most.toPrecision(3);
@@ -175,6 +179,7 @@ function activePattern(a, b, dynamic) {
 
 function drawRouting() {
   const canvas = byId("routing-map"), routing = layer().heads[state.head].routing, size = 180;
+  if (!canvas) return;
   byId("no-routing").hidden = !!routing;
   canvas.hidden = !routing;
   if (!routing) { byId("regions").textContent = ""; return; }
@@ -200,12 +205,24 @@ function fillMixes() {
   state.mix = Math.min(state.mix, Math.max(0, mixes.length - 1));
   byId("mix").innerHTML = mixes.map((mix, i) => `<option value="${i}"${i === state.mix ? " selected" : ""}>${mix.name}</option>`).join("");
 }
-const drawStep = () => { drawText(); drawMap("activation"); drawMap("contribution"); drawKernels(); };
-const drawAll = () => { fillMixes(); drawStep(); drawGates(); drawRouting(); };
+function drawStep() {
+  drawText();
+  drawEffective();
+  for (const marker of document.querySelectorAll(".map i")) marker.style.top = `${100 * (state.step + 0.5) / length}%`;
+}
+function drawAll() {
+  fillMixes();
+  drawStep();
+  drawMap("activation");
+  drawMap("contribution");
+  drawKernels();
+  drawGates();
+  drawRouting();
+}
 
 let waiting = false;
 function choose(step) {
-  state.step = Math.max(0, Math.min(length - 1, step));
+  state.step = Math.max(data.registers, Math.min(length - 1, step));
   byId("step").value = state.step;
   if (!waiting) { waiting = true; requestAnimationFrame(() => { waiting = false; drawStep(); }); }
 }
@@ -213,9 +230,9 @@ function choose(step) {
 function listen() {
   for (const name of ["layer", "head"])
     byId(name).addEventListener("change", event => { state[name] = +event.target.value; drawAll(); });
-  byId("mix").addEventListener("change", event => { state.mix = +event.target.value; drawKernels(); });
+  byId("mix").addEventListener("change", event => { state.mix = +event.target.value; drawKernels(); drawEffective(); });
   byId("step").addEventListener("input", event => choose(+event.target.value));
-  byId("dynamic").addEventListener("input", event => { state.dynamic = +event.target.value; drawRouting(); });
+  byId("dynamic")?.addEventListener("input", event => { state.dynamic = +event.target.value; drawRouting(); });
   const text = byId("text");
   for (const kind of ["pointerover", "pointerdown"])
     text.addEventListener(kind, event => { if (event.target.dataset.key) choose(+event.target.dataset.key); });
@@ -233,13 +250,14 @@ function listen() {
       return [event.clientY - box.top, event.clientX - box.left].map((at, i) =>
         Math.max(0, Math.min(length - 1, Math.floor(at / (i ? box.width : box.height) * length))));
     };
-    canvas.addEventListener("pointermove", event => {
+    const say = event => {
       const [row, column] = place(event), key = kind === "activation" ? keyOf(row, column) : column;
-      const value = column <= row ? triangle(kind).value(row, column).toPrecision(3) : "";
-      canvas.dataset.tip = column > row ? "not there yet" :
-        `step ${row + 1} “${shown(data.tokens[row])}”\n${kind === "activation" ? `slot ${column}, of` : "from"} “${shown(data.tokens[key])}” (${key + 1}): ${value}`;
-    });
-    canvas.addEventListener("pointerdown", event => choose(place(event)[0]));
+      if (column > row) { canvas.dataset.tip = "not there yet"; return; }
+      const value = triangle(kind).value(row, column).toPrecision(2), slot = kind === "activation" ? `slot ${column}, of` : "from";
+      canvas.dataset.tip = `at “${shown(data.tokens[row])}”\n${slot} “${shown(data.tokens[key])}”, ${row - key} back: about ${value}`;
+    };
+    canvas.addEventListener("pointermove", say);
+    canvas.addEventListener("pointerdown", event => { say(event); choose(place(event)[0]); });
   }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
 }
@@ -248,7 +266,7 @@ unpack().then(() => {
   state.step = length - 1;
   spans = data.tokens.map((token, key) => {
     const span = document.createElement("span");
-    span.textContent = token;
+    span.textContent = token.replaceAll("\n", "↵\n");
     if (key < data.registers) span.className = "register";
     span.dataset.key = key;
     return span;

@@ -18,16 +18,19 @@ from hypermlp.pages import Series, line_chart, render
 HERE = Path(__file__).parent
 COLOURS = 8  # in page.css
 CURVE_POINTS = 128
+STRONGEST = 5
 
 
 def page(found: Panels, title: str, about: str) -> str:
-    script = (HERE / "inspect.js").read_text()
-    routed = next((head.routing.step + 1 for layer in found.layers for head in layer.heads if head.routing is not None), 0)
+    script = (HERE / "inspect.js").read_text(encoding="utf-8")
+    steps = [head.routing.step for layer in found.layers for head in layer.heads if head.routing is not None]
+    routed = steps[0] + 1 - found.registers if steps else 0
     return render(
         HERE / "inspect.html",
         title=title,
         about=about,
         count=len(found.tokens),
+        registers=found.registers,
         layers=found.layers,
         heads=len(found.layers[0].heads),
         peers=", ".join(str(index + 1) for index in found.peers),
@@ -40,9 +43,10 @@ def page(found: Panels, title: str, about: str) -> str:
 
 def _growth(found: Panels) -> str | None:
     """How many slots are active at each step, for every head that selects."""
-    length = len(found.tokens)
-    steps = sorted({round(i * (length - 1) / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)})
-    series = [Series([(t + 1, t + 1) for t in steps], "all", "all slots: one for each token so far")]
+    length, first = len(found.tokens), found.registers
+    steps = sorted({first + round(i * (length - first - 1) / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)})
+    behind = f" and for each of {first} registers" if first else ""
+    series = [Series([(t + 1 - first, t + 1) for t in steps], "all", f"all slots: one for each token so far{behind}")]
     for layer in found.layers:
         for number, head in enumerate(layer.heads, 1):
             if layer.activation == "softmax":
@@ -50,7 +54,7 @@ def _growth(found: Panels) -> str | None:
             counts = head.active.sum(-1)
             share = float(counts[-1]) / length
             tip = f"layer {layer.index + 1}, head {number}\n{int(counts[-1])} of {length} slots active at the end ({share:.0%})"
-            series.append(Series([(t + 1, int(counts[t])) for t in steps], f"c{layer.index % COLOURS}", tip))
+            series.append(Series([(t + 1 - first, int(counts[t])) for t in steps], f"c{layer.index % COLOURS}", tip))
     return line_chart(series, x="tokens so far", y="active slots") if len(series) > 1 else None
 
 
@@ -61,26 +65,39 @@ def encoded(found: Panels) -> str:
         "tokens": found.tokens,
         "registers": found.registers,
         "layers": [_layer(layer) for layer in found.layers],
-        "peaks": [peak for peak, _ in triangles],
+        "peaks": [_numbers(peaks, 4) for peaks, _ in triangles],
     }
     text = json.dumps(described, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
     packed = struct.pack("<I", len(text)) + text + b"".join(data for _, data in triangles)
     return base64.b64encode(zlib.compress(packed, 9)).decode()
 
 
-def _triangle(head: Head, which: str) -> tuple[float, bytes]:
-    """Peak and bytes, row after row: the square root of the share of the peak, so that what is faint still shows; 0 only for nothing."""
+def _triangle(head: Head, which: str) -> tuple[Tensor, bytes]:
+    """Every row's peak, and bytes, row after row: the square root of the share of it, so that what is faint still shows."""
     values = getattr(head, which).float().abs()
-    peak = float(values.max()) or 1.0
-    level = (255 * (values / peak).sqrt()).round()
-    something = head.active if which == "activation" else values > 0
-    level = torch.where(something, level.clamp(min=1), torch.zeros(()))
+    peaks = values.amax(dim=1)
+    level = (255 * (values / peaks.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).sqrt()).round()
+    if which == "activation":  # what is active is seen to be
+        level = torch.where(head.active, level.clamp(min=1), torch.zeros(()))
     rows, columns = torch.tril_indices(*values.shape)
-    return peak, level[rows, columns].to(torch.uint8).cpu().numpy().tobytes()
+    return peaks, level[rows, columns].to(torch.uint8).cpu().numpy().tobytes()
+
+
+def _strongest(contribution: Tensor) -> list[list[list[float]]]:
+    """Of every row, the tokens that contribute most, each with its share of all lengths in percent."""
+    best = contribution.float().topk(min(STRONGEST, contribution.shape[1]), dim=1)
+    total = contribution.float().sum(1).clamp(min=torch.finfo(torch.float32).tiny)
+    return [
+        [[int(key), round(100 * float(value / whole), 1)] for key, value in zip(keys, values, strict=True) if value > 0]
+        for keys, values, whole in zip(best.indices, best.values, total, strict=True)
+    ]
 
 
 def _layer(layer: Layer) -> dict[str, Any]:
-    heads = [{"mixes": [_mix(mix) for mix in head.mixes], "routing": _routed(head.routing)} for head in layer.heads]
+    heads = [
+        {"mixes": [_mix(mix) for mix in head.mixes], "routing": _routed(head.routing), "strongest": _strongest(head.contribution)}
+        for head in layer.heads
+    ]
     gates = {name: _numbers(shares, 4) for name, shares in layer.gates.items()}
     return {"index": layer.index, "activation": layer.activation, "layout": layer.layout, "heads": heads, "gates": gates}
 

@@ -50,7 +50,7 @@ class Routing:
 class Head:
     """One head of one layer."""
 
-    activation: Tensor  # [T, S], slot order
+    activation: Tensor  # [T, S], slot order; rows of registers, which ask nothing, are zero here and below
     active: Tensor  # bool [T, S]
     contribution: Tensor  # [T, T]: row t, how long the vector is that each token adds to the output
     mixes: list[Kernels]
@@ -76,9 +76,9 @@ class Panels:
 
 
 @torch.no_grad()
-def panels(model: Any, tokenizer: Any, prompt: str) -> Panels:
-    """Read ``prompt`` with the model, and look."""
-    ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+def panels(model: Any, tokenizer: Any, prompt: str, tokens: int | None = None) -> Panels:
+    """Read ``prompt``, or so many tokens of it, with the model, and look."""
+    ids = tokenizer(prompt, add_special_tokens=False)["input_ids"][:tokens]
     limit = model.config.max_position_embeddings
     if not 2 <= len(ids) <= limit:
         raise ValueError(f"the prompt has {len(ids)} tokens; allowed: 2 to {limit}, the model's context")
@@ -86,21 +86,26 @@ def panels(model: Any, tokenizer: Any, prompt: str) -> Panels:
     if all(each is None for each in seen):
         raise ValueError(f"no layer of this model has a memory pool to look into ({', '.join(dict.fromkeys(model.config.mixers))})")
     count = next(each.config.num_registers for each in seen if each is not None)
-    tokens = [f"register {i + 1}" for i in range(count)] + [tokenizer.decode([i]) for i in ids]
+    texts = [f"register {i + 1}" for i in range(count)] + [tokenizer.decode([i]) for i in ids]
     layers = [layer_panel(index, each) for index, each in enumerate(seen) if each is not None]
-    return Panels(tokens, count, layers, [index for index, each in enumerate(seen) if each is None])
+    return Panels(texts, count, layers, [index for index, each in enumerate(seen) if each is None])
 
 
 def layer_panel(index: int, seen: Capture) -> Layer:
-    config, sizes = seen.config, seen.contribution_sizes()
+    config, sizes, first = seen.config, seen.contribution_sizes(), seen.config.num_registers
+    if not (torch.isfinite(sizes).all() and torch.isfinite(seen.trace.pre_activation).all()):
+        raise ValueError(f"layer {index + 1} computes numbers that are not finite; is the checkpoint damaged, or its training diverged?")
+    asked = torch.arange(len(seen.inputs[0]), device=sizes.device)[:, None] >= first
     heads = []
     for head in range(config.num_heads):
         branches = [("R1, selecting", head), ("R1, strength", config.num_heads + head)] if config.activation == "glu" else [("R1", head)]
         found = [_kernels(name, seen, 1, branch) for name, branch in branches] + [_kernels("R2", seen, 2, head)]
         mixes = [each for each in found if each is not None]
         routing = None if config.activation == "softmax" else _routing(seen, head)
-        heads.append(Head(seen.trace.activation[0, head], seen.active[0, head], sizes[head], mixes, routing))
-    gates = {name: torch.histc(values.float(), BINS, 0, 1) / values.numel() for name, values in seen.gates.items()}
+        activation, active = seen.trace.activation[0, head], seen.active[0, head]
+        heads.append(Head(activation * asked, active & asked, sizes[head] * asked, mixes, routing))
+    gates = {name: values[:, first:].float() for name, values in seen.gates.items()}
+    gates = {name: torch.histc(values, BINS, 0, 1) / values.numel() for name, values in gates.items()}
     return Layer(index, config.activation, config.layout, heads, gates)
 
 
@@ -115,19 +120,20 @@ def _kernels(name: str, seen: Capture, which: int, index: int) -> Kernels | None
 
 def _routing(seen: Capture, head: int) -> Routing:
     """At a step with few slots, on the plane along which its context varies most."""
-    layer, config = seen.layer, seen.config
-    step = min(ROUTED, seen.inputs.shape[1]) - 1
-    rows, x = seen.inputs[0, : step + 1], seen.inputs[0, step]
-    directions = torch.linalg.svd((rows - rows.mean(0)).double(), full_matrices=False)[2][:2].to(x.dtype)
+    layer, config, dtype = seen.layer, seen.config, seen.heads.q.dtype
+    step = min(config.num_registers + ROUTED, seen.inputs.shape[1]) - 1
+    rows = seen.inputs[0, : step + 1].to(dtype)
+    x = rows[-1]
+    directions = torch.linalg.svd(rows - rows.mean(0), full_matrices=False)[2][:2]
     reach = REACH * (rows - x).norm(dim=-1).max()
     plane = torch.stack([x, *(directions * reach)])  # [3, D]
     part = slice(head * config.qk_dim, (head + 1) * config.qk_dim)
-    query = plane @ layer.q_proj.weight[part].T
+    query = plane @ layer.q_proj.weight[part].T.to(dtype)
     if config.rope:
         query = rotate(query[None, :, None], torch.full((1, 3), step, device=x.device), config.rope_theta)[0, :, 0]
     query_gate = mix_gate = None
     if layer.gates is not None:
-        linear = plane @ layer.gates.weight.T
+        linear = plane @ layer.gates.weight.T.to(dtype)
         linear[0] += layer.gates.bias
         queries, _, mix, _ = linear.split(layer.gate_sizes, dim=-1)
         query_gate = queries[:, part] if config.feature_gates else None

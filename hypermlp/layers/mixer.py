@@ -241,7 +241,8 @@ class Mixer(nn.Module):
 
     def extra_repr(self) -> str:
         c = self.config
-        return f"activation={c.activation!r}, num_heads={c.num_heads}, max_length={c.max_length}, layout={c.layout!r}, rope={c.rope}"
+        said = f"activation={c.activation!r}, num_heads={c.num_heads}, max_length={c.max_length}, layout={c.layout!r}, rope={c.rope}"
+        return said + (f", num_registers={c.num_registers}" if c.num_registers else "")
 
 
 class HyperMLP(Mixer):

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from hypermlp.layers.common import causal_conv_pair
 from hypermlp.ops.types import Mix
@@ -47,6 +48,11 @@ def add_overlap(convolved: Tensor, overlap: Tensor, reach: Tensor | None, past: 
     return convolved + rows[reach.clamp(0, last + 1)]
 
 
+def _has_no_values(starts: Tensor) -> bool:
+    """Is this a shape alone, of which somebody wants to know what it would cost?"""
+    return starts.is_meta or (isinstance(starts, FakeTensor) and not torch.compiler.is_compiling())
+
+
 class Contexts(NamedTuple):
     """Queries in a row that see from the same position on: for each, where it stands."""
 
@@ -57,7 +63,7 @@ class Contexts(NamedTuple):
 
     def of_similar_length(self) -> Iterator[Contexts]:
         """In groups, so that rows padded to the longest of a group are at most twice as long as they need be."""
-        size = (self.last - self.start + 1).double().log2().ceil()
+        size = (self.last - self.start + 1).float().log2().ceil()
         for each in size.unique():
             yield Contexts(*(field[size == each] for field in self))
 
@@ -89,20 +95,24 @@ def attend_with_registers(
 ) -> Tensor:
     """The operator over registers and tokens; its arguments are those of the tokens alone.
 
+    Documents are unpacked into rows of their own, which costs memory as they do; so is every position of a window, which costs
+    as much as all windows together.
+
     Args:
         register_keys: of the position of each context's first register, ``[C] -> [C, k, G, Dk]``: they may be turned.
         register_values: ``[k, H, Dv]``
         own_positions: ``[B or 1, T]``, of the queries in their documents, registers included.
     """
     batch, new, total, count = q.shape[0], q.shape[1], k.shape[1], register_values.shape[0]
-    if starts is None:
+    past = total - new
+    contexts = None if starts is None or _has_no_values(starts) else contexts_of(starts, past)
+    if contexts is None or len(contexts.batch) == 0:
         keys = torch.cat([register_keys(own_positions.new_zeros(1)).expand(batch, -1, -1, -1), k], dim=1)
         values = torch.cat([register_values.expand(batch, -1, -1, -1), v], dim=1)
-        return operator(q, keys, values, mix1, mix2, None)
-    past = total - new
+        return operator(q, keys, values, mix1, mix2, None if starts is None else starts + count)
     out = v.new_zeros(batch, new, *v.shape[2:])
     own_positions = own_positions.expand(batch, -1)
-    for group in contexts_of(starts, past).of_similar_length():
+    for group in contexts.of_similar_length():
         rows, lengths = group.batch[:, None], group.last - group.start + 1
         longest, queries = int(lengths.max()), int((group.last - group.first).max()) + 1
         # Every context becomes a row of its own, padded on the left, the registers just before its start.

@@ -68,6 +68,8 @@ class HyperMLPConfig(PreTrainedConfig):
             )
             fits = isinstance(settings, dict) and not {"hidden_size", "max_length", "init_std"} & set(settings)
             require(f"peer_settings[{name!r}]", settings, fits, "its own settings, as {'num_heads': 4}; widths are the model's")
+        if all(mixer in BASELINES for mixer in self.mixers):
+            require("num_registers", self.num_registers, self.num_registers == 0, "0 in a model of peers alone: only labels have registers")
         for index in range(self.num_hidden_layers):
             self.mixer_config(index)  # says what is wrong before anything is built
         super().__post_init__(**kwargs)

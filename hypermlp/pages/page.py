@@ -18,5 +18,5 @@ def render(template: Path, **values: Any) -> str:
     loader = jinja2.FileSystemLoader([template.parent, HERE])
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["chart"] = markupsafe.Markup
-    files = {name: markupsafe.Markup((HERE / f"page.{name}").read_text()) for name in ("css", "js")}
+    files = {name: markupsafe.Markup((HERE / f"page.{name}").read_text(encoding="utf-8")) for name in ("css", "js")}
     return environment.get_template(template.name).render(**files, **values)

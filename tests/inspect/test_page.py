@@ -58,23 +58,25 @@ def test_in_a_browser(page, browser, screen):
     view = browser(page, screen)
     view.wait_for_selector("body[data-ready]")
     assert view.locator("#text span").count() == COUNT
-    assert view.locator("#text").inner_text().endswith(PROMPT)
+    assert view.locator("#text").inner_text().endswith(PROMPT.replace("\n", "↵\n"))
     assert view.locator("#text .register").all_inner_texts() == ["register 1", "register 2"]
     assert view.locator("#layer option").all_inner_texts() == ["1", "2", "4"]
     assert "left out: 3" in view.locator("main").inner_text()
     assert view.locator("#kernels path").count() > 16
     assert view.locator("#gates .card").count() == 4
 
+    assert view.locator("#where").inner_text().startswith(f"{len(PROMPT)} of {len(PROMPT)}")
+
     before = pixels(view, "effective"), view.locator("#memory").inner_text()
     view.locator("#text span").nth(9).hover()
-    view.wait_for_function("document.getElementById('where').textContent.startsWith('10 of')")
+    view.wait_for_function("document.getElementById('where').textContent.startsWith('8 of')")
     assert (pixels(view, "effective"), view.locator("#memory").inner_text()) != before
     assert view.locator("#text span.later").count() == COUNT - 10
     assert view.locator("#text span.chosen").count() == 1
 
     view.locator("#text").focus()
     view.keyboard.press("ArrowLeft")
-    view.wait_for_function("document.getElementById('where').textContent.startsWith('9 of')")
+    view.wait_for_function("document.getElementById('where').textContent.startsWith('7 of')")
     view.keyboard.press("Home")
     view.wait_for_function("document.getElementById('where').textContent.startsWith('1 of')")
 
@@ -82,11 +84,13 @@ def test_in_a_browser(page, browser, screen):
     view.locator("#dynamic").fill("0")
     assert pixels(view, "routing-map") != bent
     view.locator("#activation").hover()
-    assert view.locator("#tip").inner_text().startswith(("step", "not there yet"))
+    assert view.locator("#tip").inner_text().startswith(("at ", "not there yet"))
 
     view.locator("#layer").select_option(index=1)  # softmax: no gates, no mixes, no borders
     assert view.locator("#no-routing").is_visible()
     assert view.locator("#gates").inner_text() == "This layer has no gates."
+    assert not view.locator("#effective").is_visible()
+    assert not view.locator("#routing-map").is_visible()
     assert view.locator("#kernels").inner_text() == "This layer does not mix along the sequence."
     assert view.locator("#text span.active").count() == 0
     view.locator("#layer").select_option(index=2)
@@ -144,11 +148,17 @@ def test_what_the_page_holds(checkpoint):
     rows, columns = torch.tril_indices(COUNT, COUNT)
     for index, head in enumerate(heads):
         for offset, values in ((0, head.activation), (1, head.contribution)):
-            begin = (2 * index + offset) * triangle
-            kept = (torch.tensor(list(maps[begin : begin + triangle])) / 255).square() * described["peaks"][2 * index + offset]
-            torch.testing.assert_close(kept, values[rows, columns], atol=0.005 * float(values.max()), rtol=0)
+            begin, peaks = (2 * index + offset) * triangle, torch.tensor(described["peaks"][2 * index + offset])
+            kept = (torch.tensor(list(maps[begin : begin + triangle])) / 255).square() * peaks[rows]
+            assert ((kept - values[rows, columns]).abs() <= 0.005 * values.amax(1)[rows]).all()
         on = torch.tensor(list(maps[2 * index * triangle : (2 * index + 1) * triangle])) > 0
         assert torch.equal(on, head.active[rows, columns])
+        number, place = divmod(index, 2)
+        for t in (REGISTERS, COUNT - 1):
+            shares = head.contribution[t] / head.contribution[t].sum().clamp(min=1e-30)
+            for key, percent in described["layers"][number]["heads"][place]["strongest"][t]:
+                assert percent == pytest.approx(100 * float(shares[key]), abs=0.051)
+        assert not head.active[:REGISTERS].any()
 
 
 def test_figures(tmp_path, capsys):
@@ -176,6 +186,26 @@ def test_the_conceptual_figures_in_the_docs_are_what_the_code_draws(tmp_path):
             assert path.read_text() == (docs / path.name).read_text(), f"run python -m hypermlp.inspect.concepts docs/figures ({path.name})"
 
 
+def test_a_tap_shows_a_value(page, chromium):
+    context = chromium.new_context(viewport={"width": 390, "height": 844}, has_touch=True)
+    view = context.new_page()
+    view.goto(page.as_uri())
+    view.wait_for_selector("body[data-ready]")
+    view.locator("#contribution").scroll_into_view_if_needed()
+    view.locator("#contribution").tap(position={"x": 20, "y": 200})
+    assert view.locator("#tip").inner_text().startswith("at ")
+    context.close()
+
+
+def test_half_precision_is_looked_at_as_it_is_computed(tmp_path):
+    model, tokenizer = build(tmp_path, ["G-cg-q-12o"])
+    model.bfloat16()
+    found = panels(model, tokenizer, PROMPT, tokens=9)
+    assert len(found.tokens) == 9
+    assert found.layers[0].heads[0].activation.dtype == torch.float32
+    figures.draw_routing(figures.pyplot()().subplots(), found.layers[0].heads[0].routing, 1.0)
+
+
 def test_nonsense_is_refused(checkpoint, tmp_path, capsys):
     out = ["--out", str(tmp_path / "page.html")]
     for arguments, said in (
@@ -183,9 +213,16 @@ def test_nonsense_is_refused(checkpoint, tmp_path, capsys):
         (["--prompt", "x" * 65], "65 tokens"),
         (["--prompt", "xyz", "--tokens", "1"], "--tokens is 1"),
         (["--prompt", "@nowhere.txt"], "nowhere.txt"),
+        (["--prompt", "ab\udcff"], "the prompt is not UTF-8"),
+        (["--prompt", "abc", "--figures", str(checkpoint / "config.json")], "config.json"),
     ):
         assert main(["inspect", str(checkpoint), *arguments, *out]) == 2
         assert said in capsys.readouterr().err
+    model, _ = build(tmp_path / "damaged", ["G-cg-q-12o"])
+    torch.nn.init.constant_(model.model.layers[0].mixer.q_proj.weight, torch.nan)
+    model.save_pretrained(tmp_path / "damaged")
+    assert main(["inspect", str(tmp_path / "damaged"), "--prompt", PROMPT, *out]) == 2
+    assert "layer 1 computes numbers that are not finite" in capsys.readouterr().err
     build(tmp_path / "peer", ["gla"])
     assert main(["inspect", str(tmp_path / "peer"), "--prompt", PROMPT, *out]) == 2
     assert "no layer of this model has a memory pool" in capsys.readouterr().err

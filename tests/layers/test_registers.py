@@ -99,9 +99,21 @@ def test_a_window_keeps_them_behind_its_oldest_position(label):
                 assert_close(windowed[:, t], layer(x[:, max(0, t - 3) : t + 1])[:, -1], tolerance=TIGHT)
 
 
-def test_nothing_visible_gives_nothing():
-    layer = build("G-cg-q-12o")
-    assert (layer(data(), starts=torch.tensor([LENGTH, LENGTH])) == 0).all()
+def test_nothing_visible_gives_nothing(layer):
+    """And a gradient of zero to everything, as distributed training wants it."""
+    for value in with_gradients(layer, data(), lambda x: layer(x, starts=torch.tensor([LENGTH, LENGTH]))):
+        assert (value == 0).all()
+
+
+def test_shapes_alone():
+    layer = build("G-cg-q-12o").to("meta")
+    x, starts = data().to("meta"), torch.zeros(2, LENGTH, dtype=torch.long, device="meta")
+    assert layer(x, starts=starts).shape == x.shape
+
+
+def test_peers_have_none():
+    with pytest.raises(ValueError, match="only labels have registers"):
+        HyperMLPConfig(mixer="gla", num_hidden_layers=1, num_registers=2)
 
 
 def test_a_short_input_and_more_registers_than_positions():
