@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from hypermlp.evals import suites
 from hypermlp.evals.paper import Column, standings
@@ -81,7 +82,9 @@ def quiet() -> Any:
     """The harness says much; its errors still come through."""
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        # It asks git for its commit, and git complains by itself wherever there is none.
+        no_commit = mock.patch("lm_eval.evaluator.get_git_commit_hash", return_value=None)
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), no_commit:
             warnings.simplefilter("ignore")
             yield
     finally:
