@@ -15,6 +15,7 @@ import torch
 from hypermlp.bench import mixers
 from hypermlp.bench.measure import WARMUPS, Work, interleaved_medians
 from hypermlp.bench.step import training_step
+from hypermlp.layers.registry import chosen_mixers
 from hypermlp.records import check_writable, new_record, write_record
 from hypermlp.train.data import prepare
 from hypermlp.train.recipe import load_recipe
@@ -67,12 +68,11 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def compare_mixers(args: argparse.Namespace) -> None:
-    names = mixers.chosen_mixers(args.mixer)
+    names = chosen_mixers(args.mixer)
     recipe = load_recipe(args.recipe, args.set)
     for name in names:
-        load_recipe(args.recipe, [*args.set, f"model.mixer={json.dumps(name)}"]).model_config(
-            256
-        )  # says what is wrong before anything runs
+        changed = load_recipe(args.recipe, [*args.set, f"model.mixer={json.dumps(name)}"])
+        changed.model_config(256)  # says what is wrong before anything runs
     if recipe.data.context <= args.rounds + WARMUPS:
         raise ValueError(f"--rounds is {args.rounds}, data.context {recipe.data.context}; each round decodes a token: take fewer rounds")
     threads = torch.get_num_threads()

@@ -15,14 +15,10 @@ from hypermlp.bench.measure import WARMUPS, Work, interleaved_medians, peak_byte
 from hypermlp.bench.profiler import flops_seen
 from hypermlp.bench.step import training_step
 from hypermlp.budget import state_bytes
-from hypermlp.layers.registry import BASELINES
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
 from hypermlp.train.costs import forward_flops_per_token, model_parameters
 from hypermlp.train.data import PreparedData
 from hypermlp.train.recipe import Recipe, load_recipe
-
-OURS = ["G-cg-q-12o", "R-cg-q-12o"]
-
 
 COLUMNS = [
     Column("mixer", lambda row: row["mixer"]),
@@ -36,12 +32,6 @@ COLUMNS = [
     Column("state, KiB", lambda row: f"{row['state_bytes'] / 2**10:,.0f}"),
     Column("peak, MiB", lambda row: f"{row['train_peak_bytes'] / 2**20:,.0f}"),
 ]
-
-
-def chosen_mixers(names: list[str]) -> list[str]:
-    """ "all" stands for HyperGLU, HyperMLP and every peer."""
-    everything = [*OURS, *BASELINES]
-    return list(dict.fromkeys(mixer for name in names for mixer in (everything if name == "all" else [name])))
 
 
 def measure(recipe_name: str, changes: list[str], mixers: list[str], prepared: PreparedData, *, rounds: int, seconds: float) -> list[Any]:

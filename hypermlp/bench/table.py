@@ -10,9 +10,9 @@ import torch
 
 from hypermlp.bench.columns import Column, table
 from hypermlp.bench.measure import WARMUPS, Work, interleaved_medians, peak_bytes
-from hypermlp.bench.mixers import chosen_mixers
 from hypermlp.bench.profiler import body_count, mixer_count
 from hypermlp.budget import forward_flops
+from hypermlp.layers.registry import chosen_mixers
 from hypermlp.models import HyperMLPConfig, HyperMLPModel
 from hypermlp.records import check_writable, new_record, write_record
 

@@ -32,6 +32,13 @@ BASELINES = {  # name -> module and class in hypermlp.layers.baselines, loaded w
     "path": "path:PathAttention",
     "diff": "diff:DifferentialAttention",
 }
+OURS = ("G-cg-q-12o", "R-cg-q-12o")
+
+
+def chosen_mixers(names: list[str]) -> list[str]:
+    """Each once; "all" stands for HyperGLU, HyperMLP and every peer."""
+    everything = [*OURS, *BASELINES]
+    return list(dict.fromkeys(mixer for name in names for mixer in (everything if name == "all" else [name])))
 
 
 def mixer_name(name: str) -> str:

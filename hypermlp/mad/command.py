@@ -13,6 +13,7 @@ import numpy as np
 
 from hypermlp import workers
 from hypermlp.cells import run_and_tell
+from hypermlp.layers.registry import chosen_mixers
 from hypermlp.mad.mixers import identify
 from hypermlp.mad.protocol import ACCURACIES, GRIDS, PRECISIONS, SCHEDULES, SCORES, Cell, cells, changed, find_grid
 from hypermlp.mad.report import summarize
@@ -48,7 +49,7 @@ def run(names: list[str], args: argparse.Namespace) -> None:
     outcome = run_and_tell(work, wanted, Path(args.out), where)
     print(summarize(sorted(outcome.results, key=lambda result: wanted.index(result[0]))))
     changed_too = f", with {', '.join(f'{name} {value}' for name, value in changes.items())}" if changes else ""
-    print(f"\nPercent, {args.grid} grid{changed_too}; in brackets the paper's, which are of the full one.")
+    print(f"\nPercent, {args.grid} grid{changed_too}; in brackets published values, which are of the full one.")
     outcome.complain()
 
 
@@ -76,12 +77,12 @@ class RunCommand:
 class CompareCommand:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("mixers", nargs="+", help="labels, or package.module:function")
+        parser.add_argument("mixers", nargs="+", help="labels, peers, package.module:function; all: ours and every peer")
         add_running(parser)
 
     @staticmethod
     def main(args: argparse.Namespace) -> None:
-        run(args.mixers, args)
+        run(chosen_mixers(args.mixers), args)
 
 
 class ShowCommand:

@@ -54,7 +54,7 @@ def _study(records: list[dict[str, Any]]) -> list[str]:
 
 KINDS = {
     "eval": Kind("Evaluation", _each(evals.table)),
-    "mad": Kind("MAD: accuracy in percent, the paper's in brackets", _mad),
+    "mad": Kind("MAD: accuracy in percent, published values in brackets", _mad),
     "study-lm": Kind("Language models of the design study", _study),
     "bench-op": Kind("Operator and layer against softmax attention", _each(lambda rows: op.table([op.Row(**row) for row in rows]))),
     "bench-lm": Kind("Training throughput", _each(lm.table)),

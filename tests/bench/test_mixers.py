@@ -2,9 +2,8 @@
 
 import json
 
-from hypermlp.bench.mixers import COLUMNS, OURS, chosen_mixers
+from hypermlp.bench.mixers import COLUMNS
 from hypermlp.cli import main
-from hypermlp.layers import BASELINES
 
 SMALL = [
     "model.hidden_size=32",
@@ -27,11 +26,6 @@ def test_a_table_of_mixers(tmp_path, capsys):
     assert printed.count("|") >= 4 * len(COLUMNS)
     softmax = rows[-1]
     assert softmax["profiler_mflops_per_token"] < softmax["forward_mflops_per_token"], "the profiler does not see fused attention"
-
-
-def test_all_means_ours_and_every_peer():
-    assert chosen_mixers(["all"]) == [*OURS, *BASELINES]
-    assert chosen_mixers(["S-p"]) == ["S-p"]
 
 
 def test_an_unknown_mixer_is_refused_before_anything_runs(capsys):
