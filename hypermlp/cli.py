@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from typing import Any, NamedTuple
 
@@ -28,11 +29,11 @@ COMMANDS = {
     "flops": Command("hypermlp.train.flops", "parameters and FLOPs of a model, part by part", "hypermlp flops lm-340m"),
     "plan": Command("hypermlp.train.plan", "what a recipe will need: memory, FLOPs, days", "hypermlp plan lm-1.3b --gpu h100 --count 8"),
     "mad run": Command("hypermlp.mad.command:RunCommand", "the MAD benchmark for a mixer", "hypermlp mad run --mixer G-cg-q-12o"),
-    "mad compare": Command("hypermlp.mad.command:CompareCommand", "... for several", "hypermlp mad compare S-p R-cg-q G-cg-q-12o"),
+    "mad compare": Command("hypermlp.mad.command:CompareCommand", "the MAD benchmark for several", "hypermlp mad compare S-p G-cg-q-12o"),
     "mad show": Command("hypermlp.mad.command:ShowCommand", "a task and an example of it", "hypermlp mad show compression"),
     "study run": Command("hypermlp.study.command:RunCommand", "the paper's 33 variants, all or some", "hypermlp study run --size smoke"),
-    "study tune": Command("hypermlp.study.command:TuneCommand", "... a learning rate for them", "hypermlp study tune --size mini --jobs 2"),
-    "study report": Command("hypermlp.study.command:ReportCommand", "... as a page and tables", "hypermlp study report runs/study-mini"),
+    "study tune": Command("hypermlp.study.command:TuneCommand", "a learning rate for the study", "hypermlp study tune --jobs 2"),
+    "study report": Command("hypermlp.study.command:ReportCommand", "the study as a page", "hypermlp study report runs/study-mini"),
     "verify": Command("hypermlp.theory.command", "the paper's statements, measured on the real layer", "hypermlp verify --only lag"),
     "inspect": Command("hypermlp.inspect.command", "a model's memory on a page", "hypermlp inspect runs/demo --prompt 'def f(x):'"),
     "bench op": Command(
@@ -50,7 +51,7 @@ def overview(group: str = "") -> str:
     named = {name: command for name, command in COMMANDS.items() if name.startswith(group)}
     width = max(map(len, named))
     lines = [f"  {name:<{width}}  {command.summary}" for name, command in named.items()]
-    return "usage: hypermlp COMMAND ...\n\n" + "\n".join(lines) + "\n\nhypermlp COMMAND --help explains one, with an example."
+    return f"usage: hypermlp {group}COMMAND ...\n\n" + "\n".join(lines) + "\n\nhypermlp COMMAND --help explains one, with an example."
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -76,6 +77,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(words[len(name.split()) :])
     try:
         place.main(args)
+    except BrokenPipeError:  # whoever reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ValueError, OSError) as error:
         print(f"hypermlp {name}: {error}", file=sys.stderr)
         return 2

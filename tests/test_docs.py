@@ -9,8 +9,9 @@ from hypermlp.bench import lm, mixers
 from hypermlp.bench.op import Row, table
 from hypermlp.cells import recorded
 from hypermlp.cli import main
-from hypermlp.mad.protocol import cells, find_grid
-from hypermlp.mad.report import summarize
+from hypermlp.layers.registry import chosen_mixers
+from hypermlp.mad.protocol import cells, find_grid, grid_of, read_cell
+from hypermlp.mad.report import published_value, summarize
 from hypermlp.mad.tasks import TASKS
 from hypermlp.records import read_record
 from hypermlp.study import report
@@ -76,6 +77,20 @@ def test_what_the_large_runs_need(recipe, capsys):
 def test_what_peers_cost():
     rows = read_record(ROOT / "docs" / "results" / "bench-mixers.json")["results"]
     assert mixers.table(rows) in (ROOT / "docs" / "baselines.md").read_text()
+
+
+def test_how_peers_recall():
+    results = {}
+    for path in (ROOT / "docs" / "results" / "mad-peers").rglob("*.json"):
+        record = read_record(path, "mad")
+        assert grid_of(read_cell(record["settings"])) == "mini"
+        results[record["settings"]["mixer"]] = record["results"]
+    assert set(results) == set(chosen_mixers(["all"]))
+    text = (ROOT / "docs" / "baselines.md").read_text()
+    for mixer, found in results.items():
+        published = published_value(mixer, "in-context-recall")
+        shown = "" if published is None else f"{published:.1f}"
+        assert f"| {mixer} | {found['score']:.1%} | {found['steps']:,} | {found['parameters']:,} | {shown} |" in text
 
 
 def test_recall_to_the_end():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -24,6 +25,7 @@ COLUMNS = [
     Column("mixer", lambda row: row["mixer"]),
     Column("parameters", lambda row: f"{row['parameters']:,}"),
     Column("forward, ms", lambda row: f"{row['forward_ms']:.0f}"),
+    Column("layer, ms", lambda row: f"{row['layer_ms']:.1f}"),
     Column("training step, ms", lambda row: f"{row['train_ms']:.0f}"),
     Column("tokens/s", lambda row: f"{row['train_tokens_per_second']:,.0f}"),
     Column("decode, ms/token", lambda row: f"{row['decode_ms']:.2f}"),
@@ -37,11 +39,12 @@ COLUMNS = [
 def measure(recipe_name: str, changes: list[str], mixers: list[str], prepared: PreparedData, *, rounds: int, seconds: float) -> list[Any]:
     """A row for each mixer; every kind of time is taken in turn over all of them."""
     recipes = {mixer: load_recipe(recipe_name, [*changes, f"model.mixer={json.dumps(mixer)}"]) for mixer in mixers}
-    share = seconds / 3
+    share = seconds / 4
     vocab_size = len(prepared.tokenizer)
     models = {mixer: HyperMLPForCausalLM(recipe.model_config(vocab_size)).eval() for mixer, recipe in recipes.items()}
     forward = interleaved_medians({m: _forward(models[m], recipes[m]) for m in mixers}, rounds=rounds, seconds=share)
     decode = interleaved_medians({m: _decode(models[m], recipes[m], rounds) for m in mixers}, rounds=rounds, seconds=share)
+    layer = interleaved_medians({m: _layer(models[m], recipes[m]) for m in mixers}, rounds=rounds, seconds=share)
     steps = {mixer: training_step(recipe, prepared) for mixer, recipe in recipes.items()}
     train = interleaved_medians(steps, rounds=rounds, seconds=share)
     rows = []
@@ -52,6 +55,7 @@ def measure(recipe_name: str, changes: list[str], mixers: list[str], prepared: P
                 "mixer": mixer,
                 "parameters": model_parameters(config),
                 "forward_ms": 1000 * forward[mixer],
+                "layer_ms": 1000 * layer[mixer],
                 "train_ms": 1000 * train[mixer],
                 "train_tokens_per_second": recipe.training.micro_batch * context / train[mixer],
                 "decode_ms": 1000 * decode[mixer],
@@ -74,6 +78,17 @@ def _forward(model: HyperMLPForCausalLM, recipe: Recipe) -> Work:
     @torch.no_grad()
     def work() -> None:
         model(tokens, use_cache=False)
+
+    return work
+
+
+def _layer(model: HyperMLPForCausalLM, recipe: Recipe) -> Work:
+    """One mixer alone, forward and backward, on a micro-batch."""
+    layer = copy.deepcopy(model.model.layers[0].mixer).train()
+    x = torch.randn(recipe.training.micro_batch, recipe.data.context, model.config.hidden_size, requires_grad=True)
+
+    def work() -> None:
+        layer(x).sum().backward()
 
     return work
 

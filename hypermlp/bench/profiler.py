@@ -66,7 +66,8 @@ def _row_blocks(config: MixerConfig, length: int) -> Count:
     """HyperMLP and HyperGLU by blocks of rows that stop at the block's last position, without the diagonals of the mixes."""
     hidden, qk, vo, rank = config.hidden_size, config.qk_width, config.vo_width, config.rank
     mixed = config.num_branches * config.mix1 + config.num_heads * config.mix2  # matrices of scores that a mix works on
-    columns = (length + min(ROW_BLOCK, length)) / 2  # mean over the rows
+    blocks = ((first, min(first + ROW_BLOCK, length)) for first in range(0, length, ROW_BLOCK))
+    columns = sum(end * (end - first) for first, end in blocks) / length  # mean over the rows
     glu = config.num_heads * columns * (config.activation == "glu")
     gated = (qk + vo) * config.feature_gates + rank * mixed
     projections = 2 * hidden * (2 * (qk + vo) + (qk + vo) * config.feature_gates + rank * mixed)

@@ -38,10 +38,12 @@ COUNTED = [
     Column("the paper's", lambda row: f"{row['paper_fwd_mflops_per_token']:.2f}" if row["paper_fwd_mflops_per_token"] else ""),
     Column("training, profiler's", lambda row: f"{row['train_mflops_per_token']:.2f}"),
     Column("the paper's", lambda row: f"{row['paper_train_mflops_per_token']:.2f}" if row["paper_train_mflops_per_token"] else ""),
+    Column("forward in all, TFLOPs", lambda row: f"{row['true_fwd_tflops']:.3f}"),
+    Column("profiler's", lambda row: f"{row['fwd_tflops']:.3f}"),
+    Column("training in all", lambda row: f"{row['true_train_tflops']:.3f}"),
+    Column("profiler's", lambda row: f"{row['train_tflops']:.3f}"),
 ]
 TIMED = [
-    Column("forward, TFLOPs", lambda row: f"{row['true_fwd_tflops']:.3f}"),
-    Column("training, TFLOPs", lambda row: f"{3 * row['true_fwd_tflops']:.3f}"),
     Column("forward, s", lambda row: f"{row['fwd_seconds']:.3f}"),
     Column("training, s", lambda row: f"{row['train_seconds']:.3f}"),
     Column("forward, tokens/s", lambda row: f"{row['fwd_tokens_per_second']:,.0f}"),
@@ -57,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count-only", action="store_true", help="no clock: FLOPs alone")
     for name, value in SETTING.items():
         parser.add_argument(f"--{name}", type=int, default=value, help=f"default, as in the paper: {value}")
-    parser.add_argument("--batch", type=int, help="default: 8 as in the paper on a GPU, 1 on a CPU")
+    parser.add_argument("--batch", type=int, help="default: 8 as in the paper, but 1 where a CPU is timed")
     parser.add_argument("--device", choices=("cpu", "cuda"), default=device, help=f"default here: {device}; cuda compiles, in bfloat16")
     parser.add_argument("--rounds", type=int, default=20, help="most timed passes of each kind (default: 20)")
     parser.add_argument("--seconds", type=float, default=300, help="stop each kind after so many seconds (default: 300)")
@@ -72,11 +74,14 @@ def main(args: argparse.Namespace) -> None:
     if args.rounds < 3 or not args.seconds > 0:
         raise ValueError(f"--rounds is {args.rounds}, --seconds {args.seconds}; at least 3, and positive")
     if args.batch is None:
-        args.batch = 8 if args.device == "cuda" else 1
-    if args.batch < 1:
-        raise ValueError(f"--batch is {args.batch}; at least 1")
+        args.batch = 8 if args.device == "cuda" or args.count_only else 1
+    for name in (*SETTING, "batch"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name} is {getattr(args, name)}; at least 1")
+    if args.device == "cuda" and not torch.cuda.is_available() and not args.count_only:
+        raise ValueError("--device is cuda, and there is no GPU here; allowed: cpu, or --count-only")
     configs = {mixer: _config(mixer, args) for mixer in chosen_mixers(args.mixer)}
-    rows = [count(mixer, config) for mixer, config in configs.items()]
+    rows = [count(mixer, config, args.batch) for mixer, config in configs.items()]
     if args.json == "-":
         print(json.dumps(rows, indent=2))
         return
@@ -106,17 +111,24 @@ def _config(mixer: str, args: argparse.Namespace) -> HyperMLPConfig:
     )
 
 
-def count(mixer: str, config: HyperMLPConfig) -> dict[str, Any]:
-    """Of the body without embeddings and head, as the paper counts."""
+def count(mixer: str, config: HyperMLPConfig, batch: int) -> dict[str, Any]:
+    """Of the body without embeddings and head, as the paper counts: of a token, and of a batch. ``true``: pairs that see each other."""
     hidden, layers, length = config.hidden_size, config.num_hidden_layers, config.max_position_embeddings
     layer = config.mixer_config(0)
     counted = body_count(mixer_count(layer, length), hidden, layers)
+    true = layers * (forward_flops(layer, length) / length + 2 * 8 * hidden**2)
+    tokens = batch * length
     in_paper = PAPER.get(mixer) if {"hidden": hidden, "layers": layers, "length": length} == SETTING else None
     return {
         "mixer": mixer,
         "fwd_mflops_per_token": counted.forward / 1e6,
         "train_mflops_per_token": counted.train / 1e6,
-        "true_fwd_mflops_per_token": layers * (forward_flops(layer, length) / length + 2 * 8 * hidden**2) / 1e6,
+        "true_fwd_mflops_per_token": true / 1e6,
+        "true_train_mflops_per_token": 3 * true / 1e6,
+        "fwd_tflops": counted.forward * tokens / 1e12,
+        "train_tflops": counted.train * tokens / 1e12,
+        "true_fwd_tflops": true * tokens / 1e12,
+        "true_train_tflops": 3 * true * tokens / 1e12,
         "paper_fwd_mflops_per_token": in_paper[0] if in_paper else None,
         "paper_train_mflops_per_token": in_paper[1] if in_paper else None,
     }
@@ -132,7 +144,6 @@ def measure(rows: list[dict[str, Any]], configs: dict[str, HyperMLPConfig], args
     for row in rows:
         mixer = row["mixer"]
         row |= {
-            "true_fwd_tflops": row["true_fwd_mflops_per_token"] * tokens.numel() / 1e6,
             "fwd_seconds": forward[mixer],
             "train_seconds": train[mixer],
             "fwd_tokens_per_second": tokens.numel() / forward[mixer],

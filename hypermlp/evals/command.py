@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+from functools import partial
+from typing import Any
 
 import torch
 
 from hypermlp.evals import suites
 from hypermlp.records import check_writable, new_record, write_record
+from hypermlp.train.sample import model_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,26 +33,36 @@ def main(args: argparse.Namespace) -> None:
     except ImportError as error:
         raise ValueError(f"evaluation needs lm-evaluation-harness: pip install 'hypermlp[eval]' ({error})") from error
     from hypermlp.evals import run
+    from hypermlp.evals.checkpoint import check_device
 
+    say = partial(print, file=sys.stdout, flush=True)  # where it goes now: the harness's own words are turned away
     for name in ("batch", "max_length", "limit"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
     if args.fetch:
         with run.quiet():
-            suites.load_tasks(suites.columns(args.suite, context=0, vocab_size=0))
+            suites.load_tasks(suites.columns(args.suite, context=0, vocab_size=0), tell=say)
         print(f"the data of suite {args.suite} is here")
         return
-    if not args.checkpoints:
+    if not all(args.checkpoints) or not args.checkpoints:
         raise ValueError("no checkpoint; name one or several, such as a run of `hypermlp train`")
+    check_device(args.device)
+    for folder in filter(os.path.isdir, args.checkpoints):
+        model_folder(folder)
+    if args.json == "-":
+        raise ValueError("--json is -; name a file for the record")
     if args.json:
         check_writable(args.json)
     how = {"batch_size": args.batch, "max_length": args.max_length, "limit": args.limit, "device": args.device}
-    rows = []
-    for checkpoint in args.checkpoints:
-        rows.append(run.evaluate(checkpoint, args.suite, **how, tell=lambda said: print(said, flush=True)))
-        if args.json:  # after each one, so that none is lost
-            write_record(args.json, new_record("eval", {"suite": args.suite, **how}, rows))
-    print(run.table(rows))
-    if args.json:
-        print(f"record: {args.json}")
+    rows: list[dict[str, Any]] = []
+    try:
+        for checkpoint in args.checkpoints:
+            rows.append(run.evaluate(checkpoint, args.suite, **how, tell=say))
+            if args.json:  # after each one, so that none is lost
+                write_record(args.json, new_record("eval", {"suite": args.suite, **how}, rows))
+    finally:  # what went before a failure is still worth seeing
+        if rows:
+            print(run.table(rows))
+            if args.json:
+                print(f"record: {args.json}")

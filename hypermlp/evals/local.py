@@ -12,7 +12,7 @@ import numpy as np
 from datasets import Dataset
 
 from hypermlp import mad
-from hypermlp.evals import harness  # noqa: F401  (registers the model)
+from hypermlp.evals import checkpoint  # noqa: F401  (registers the model)
 from hypermlp.train.corpus import documents
 from hypermlp.train.data import held_out
 from hypermlp.train.recipe import DataSettings

@@ -25,13 +25,11 @@ def evaluate(
     """A record's row for one checkpoint: what it is, and its scores."""
     import lm_eval
 
-    from hypermlp.evals.harness import CheckpointLM
-
+    lm = _load(checkpoint, batch_size=batch_size, max_length=max_length, device=device)
+    context = lm.max_length
+    wanted = suites.columns(suite, context=context, vocab_size=len(lm.tokenizer))
     with quiet():
-        lm = CheckpointLM(pretrained=checkpoint, batch_size=batch_size, max_length=max_length, device=device)
-        context = lm.max_length
-        wanted = suites.columns(suite, context=context, vocab_size=len(lm.tokenizer))
-        manager, tasks = suites.load_tasks(wanted, tokenizer=lm.tokenizer.name_or_path, context=context)
+        manager, tasks = suites.load_tasks(wanted, tokenizer=lm.tokenizer.name_or_path, context=context, tell=tell)
     tell(f"{checkpoint}: {len(tasks)} tasks, context {context}")
     if suite == "local" and suites.ruler_length(context) is None:
         tell(f"{checkpoint}: RULER is left out, its shortest length here is {suites.RULER_LENGTHS[0]} tokens")
@@ -57,6 +55,18 @@ def evaluate(
     }
 
 
+def _load(checkpoint: str, **settings: Any) -> Any:
+    from hypermlp.evals.checkpoint import CheckpointLM
+
+    try:
+        with quiet():
+            return CheckpointLM(pretrained=checkpoint, **settings)
+    except Exception as error:  # transformers, safetensors and the harness have many kinds
+        where = "" if Path(checkpoint).exists() else " is no folder here, and"
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(f"{checkpoint}{where} cannot be evaluated: {reason}") from error
+
+
 def _score(found: dict[str, Any], column: Column) -> dict[str, Any]:
     """The harness names a number ``metric,filter``; a group has one for all its members."""
     numbers = found.get("groups", {}).get(column.task) or found["results"][column.task]
@@ -64,6 +74,8 @@ def _score(found: dict[str, Any], column: Column) -> dict[str, Any]:
     if len(keys) != 1:
         raise ValueError(f"{column.task} has no single {column.metric!r}; it has {', '.join(numbers)}")
     metric, _, kind = keys[0].partition(",")
+    if not math.isfinite(numbers[keys[0]]):
+        raise ValueError(f"{column.title} is {numbers[keys[0]]}: the model computes numbers that are not finite")
     error = numbers.get(f"{metric}_stderr,{kind}")
     samples = found.get("n-samples", {})
     return {
@@ -84,7 +96,8 @@ def quiet() -> Any:
     try:
         # It asks git for its commit, and git complains by itself wherever there is none.
         no_commit = mock.patch("lm_eval.evaluator.get_git_commit_hash", return_value=None)
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), no_commit:
+        nowhere = io.StringIO()
+        with warnings.catch_warnings(), contextlib.redirect_stderr(nowhere), contextlib.redirect_stdout(nowhere), no_commit:
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -123,4 +136,5 @@ def _cells(title: str, rows: list[dict[str, Any]]) -> list[str]:
 def _name(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     """As short as tells them apart: the folder's own name, or the whole path."""
     short = [Path(each["checkpoint"]).name for each in rows]
-    return Path(row["checkpoint"]).name if len(set(short)) == len(rows) else row["checkpoint"]
+    name = Path(row["checkpoint"]).name if len(set(short)) == len(rows) else row["checkpoint"]
+    return name.replace("|", "\\|")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ def columns(suite: str, *, context: int, vocab_size: int) -> tuple[Column, ...]:
     return LOCAL + tuple(Column(f"{task.removeprefix('ruler_')}, {ruler} tokens", task, 0, str(ruler)) for task in tasks)
 
 
-def load_tasks(wanted: tuple[Column, ...], *, tokenizer: str = "", context: int = 0) -> tuple[Any, dict[str, Any]]:
+def load_tasks(
+    wanted: tuple[Column, ...], *, tokenizer: str = "", context: int = 0, tell: Callable[[str], None]
+) -> tuple[Any, dict[str, Any]]:
     """The harness's task manager, and its tasks by name with their data; what cannot be had is said at once, with how to get it."""
     import lm_eval.tasks
 
@@ -54,6 +57,8 @@ def load_tasks(wanted: tuple[Column, ...], *, tokenizer: str = "", context: int 
             tasks[name] = loaded["groups"].get(name) or loaded["tasks"][name]
         except (OSError, ImportError, ValueError) as error:  # no network is an OSError
             missing[name] = error
+        if wanted == COLUMNS:  # fetching takes long, and so does finding out that there is no network
+            tell(f"{name}: {'cannot be had' if name in missing else 'here'}")
     if missing:
         raise ValueError(_what_to_do(missing))
     return manager, tasks

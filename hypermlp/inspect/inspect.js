@@ -90,8 +90,7 @@ const svg = (width, height, parts, label) =>
 
 function drawKernels() {
   const mix = layer().heads[state.head].mixes[state.mix], place = byId("kernels");
-  byId("mix").disabled = !mix;
-  byId("effective").hidden = !mix;
+  for (const name of ["mixes", "effective-card"]) byId(name).hidden = !mix;
   if (!mix) { place.innerHTML = "<p>This layer does not mix along the sequence.</p>"; return; }
   const width = 440, panel = 130, slots = mix.diag.length, rank = mix.left[0].length, parts = [];
   const across = slot => 8 + (width - 16) * Math.log2(1 + slot) / Math.log2(Math.max(2, slots));

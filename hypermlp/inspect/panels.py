@@ -81,7 +81,7 @@ def panels(model: Any, tokenizer: Any, prompt: str, tokens: int | None = None) -
     ids = tokenizer(prompt, add_special_tokens=False)["input_ids"][:tokens]
     limit = model.config.max_position_embeddings
     if not 2 <= len(ids) <= limit:
-        raise ValueError(f"the prompt has {len(ids)} tokens; allowed: 2 to {limit}, the model's context")
+        raise ValueError(f"the prompt has {len(ids)} tokens; allowed: 2 to {limit}, the model's context; --tokens reads a part")
     seen = capture_model(model, torch.tensor([ids], device=model.device))
     if all(each is None for each in seen):
         raise ValueError(f"no layer of this model has a memory pool to look into ({', '.join(dict.fromkeys(model.config.mixers))})")

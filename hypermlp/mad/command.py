@@ -77,7 +77,7 @@ class RunCommand:
 class CompareCommand:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("mixers", nargs="+", help="labels, peers, package.module:function; all: ours and every peer")
+        parser.add_argument("mixers", nargs="+", help="as for `mad run`; or all: ours and every peer")
         add_running(parser)
 
     @staticmethod

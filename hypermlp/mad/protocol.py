@@ -188,6 +188,16 @@ def changed(cell: Cell, **changes: Any) -> Cell:
     return replace(cell, settings=cell.settings | settings, training=replace(cell.training, **training), **own)
 
 
+def read_cell(settings: dict[str, Any]) -> Cell:
+    """From a record's settings."""
+    return Cell(**{**settings, "training": Training(**settings["training"])})
+
+
+def grid_of(cell: Cell) -> str | None:
+    """The grid that has it as it is."""
+    return next((name for name, grid in GRIDS.items() if cell in cells(cell.mixer, grid, [cell.task])), None)
+
+
 def find_grid(name: str) -> Grid:
     if name not in GRIDS:
         raise ValueError(f"unknown grid {name!r}; allowed: {', '.join(GRIDS)}")

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from hypermlp.config import require
+from hypermlp.config import is_integer, require
 from hypermlp.layers.registry import BASELINES, Config, mixer_config
 
 BLOCKS = ("gpt2", "llama")
@@ -52,6 +52,8 @@ class HyperMLPConfig(PreTrainedConfig):
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
+            require(name, getattr(self, name), is_integer(getattr(self, name)) and getattr(self, name) > 0, "a whole number, 1 or more")
         require("block", self.block, self.block in BLOCKS, " or ".join(map(repr, BLOCKS)))
         if isinstance(self.mixer, list):
             fits = len(self.mixer) == self.num_hidden_layers

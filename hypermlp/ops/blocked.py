@@ -225,11 +225,11 @@ def rows_per_block(device: str, matrices: int, num_queries: int, num_keys: int) 
     return max(1, min(MAX_ROWS, max(MIN_ROWS, min(fitting, num_queries // 4) // 16 * 16)))
 
 
-def workspace_bytes(device: str, q: Tensor, k: Tensor, v: Tensor) -> int:
-    """About what ``backward`` holds for itself: inputs and gradients with heads first, and six buffers of scores."""
+def workspace_bytes(device: str, q: Tensor, k: Tensor, v: Tensor, mixes: int) -> int:
+    """About what ``backward`` holds for itself: inputs, mixes (so many numbers) and gradients with heads first, six buffers of scores."""
     matrices, num_queries, num_keys = q.shape[0] * q.shape[2], q.shape[1], k.shape[1]
     scores = matrices * rows_per_block(device, matrices, num_queries, num_keys) * num_keys
-    return torch.float32.itemsize * (2 * (q.numel() + k.numel() + v.numel()) + v.numel() + 6 * scores)
+    return torch.float32.itemsize * (2 * (q.numel() + k.numel() + v.numel() + mixes) + v.numel() + 6 * scores)
 
 
 def transposed(mix: Mix) -> Mix:

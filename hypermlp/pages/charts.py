@@ -29,6 +29,8 @@ class Point(NamedTuple):
     y: float
     group: str
     tip: str
+    name: str = ""
+    """Written beside it, for those that a reader looks for."""
 
 
 def line_chart(series: Sequence[Series], *, x: str, y: str) -> str:
@@ -47,30 +49,38 @@ def scatter_chart(points: Sequence[Point], *, x: str, y: str) -> str:
     """A point far from all others is drawn hollow, at the edge: it would press the others into a corner."""
     x_bounds, y_bounds = (_bounds(_without_outliers(values)) for values in ([p.x for p in points], [p.y for p in points]))
     frame, across, down = _frame(x_bounds, y_bounds, x, y)
-    body = []
+    body, names = [], []
     for p in points:
         a, b = (min(max(value, low), high) for value, (low, high) in ((p.x, x_bounds), (p.y, y_bounds)))
         kind = f"dot {p.group}" + (" outside" if (a, b) != (p.x, p.y) else "")
         where = f'cx="{across(a):.1f}" cy="{down(b):.1f}" r="{DOT}"'
         body.append(f'<circle class="{escape(kind)}" tabindex="0" {where} data-tip="{escape(p.tip)}"/>')
-    return _svg([*frame, *body], f"{y} against {x}")
+        if p.name:
+            names.append(f'<text class="name" x="{across(a) + 9:.1f}" y="{down(b) + 4:.1f}">{escape(p.name)}</text>')
+    return _svg([*frame, *body, *names], f"{y} against {x}")
 
 
-def interval_chart(rows: Sequence[tuple[str, float, float, float]], *, x: str) -> str:
-    """Named estimates with their intervals, below each other, and a line at zero. Endless intervals reach over the edge."""
+def interval_chart(rows: Sequence[tuple[str, float, float, float]], *, x: str, band: float = 0.0) -> str:
+    """Named estimates with their intervals, below each other, and a line at zero. Endless intervals reach over the edge.
+
+    ``band``: so far from zero on both sides is shaded.
+    """
     finite = [value for _, *numbers in rows for value in numbers if math.isfinite(value)]
-    low, high = _bounds([0.0, *finite])
+    low, high = _bounds([-band, band, *finite])
     height = 34 * len(rows) + BOTTOM
     across = _scale((low, high), (12, WIDTH - RIGHT))
-    body = [f'<line class="zero" x1="{across(0):.1f}" x2="{across(0):.1f}" y1="0" y2="{height - BOTTOM}"/>']
+    shaded = f'x="{across(-band):.1f}" width="{across(band) - across(-band):.1f}" y="0" height="{height - BOTTOM}"'
+    body = [f'<rect class="band" {shaded}/>'] if band else []
+    body += [f'<line class="zero" x1="{across(0):.1f}" x2="{across(0):.1f}" y1="0" y2="{height - BOTTOM}"/>']
     for i, (name, value, begin, end) in enumerate(rows):
         middle = 34 * i + 25
         a, b = (across(min(max(edge, low), high)) for edge in (begin, end))
         tip = f"{name}: {value:+.3f}, 95 % interval {begin:+.3f} to {end:+.3f}"
         body.append(
-            f'<g class="interval" tabindex="0" data-tip="{escape(tip)}"><text x="12" y="{middle - 12}">{escape(name)}</text>'
+            f'<g class="interval" tabindex="0" data-tip="{escape(tip)}">'
             f'<line class="bar" x1="{a:.1f}" x2="{b:.1f}" y1="{middle}" y2="{middle}"/>'
-            f'<circle class="dot" cx="{across(value):.1f}" cy="{middle}" r="{DOT}"/></g>'
+            f'<circle class="dot" cx="{across(value):.1f}" cy="{middle}" r="{DOT}"/>'
+            f'<text x="12" y="{middle - 12}">{escape(name)}</text></g>'
         )
     for tick in ticks(low, high):
         body.append(f'<text class="tick" text-anchor="middle" x="{across(tick):.1f}" y="{height - 20}">{tick:g}</text>')

@@ -1,66 +1,36 @@
-"""The page: curves of all runs, and a table for every kind of record."""
+"""``hypermlp report``: curves of all runs and a table for every kind of record, on one page."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import re
+import sys
+from collections import defaultdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from hypermlp.bench import lm, mixers, op
-from hypermlp.bench import table as efficiency
-from hypermlp.bench.columns import table
-from hypermlp.evals import run as evals
-from hypermlp.mad.protocol import Cell
-from hypermlp.mad.report import summarize
 from hypermlp.pages import Series, line_chart, render
 from hypermlp.records import check_writable, write_text
+from hypermlp.report.kinds import KINDS, Kind, Records
 from hypermlp.report.sources import Run, Sources, gather
 
 TEMPLATE = Path(__file__).parent / "report.html"
 COLOURS = 8  # in page.css
-Rows = list[list[str]]
 
 
-class Kind(NamedTuple):
-    """How records of a kind become one table, or one for each of them."""
-
-    title: str
-    tables: Callable[[list[dict[str, Any]]], list[str]]
-    """Markdown."""
+class Cell(NamedTuple):
+    text: str
+    best: bool = False
 
 
-def _each(table: Callable[[Any], str]) -> Callable[[list[dict[str, Any]]], list[str]]:
-    return lambda records: [table(record["results"]) for record in records]
+Rows = list[list[Cell]]
 
 
-def _efficiency(rows: list[dict[str, Any]]) -> str:
-    timed = all("fwd_seconds" in row for row in rows)
-    return table(rows, efficiency.COUNTED + efficiency.TIMED if timed else efficiency.COUNTED)
+class Shown(NamedTuple):
+    """One table."""
 
-
-def _mad(records: list[dict[str, Any]]) -> list[str]:
-    return [str(summarize((Cell(**record["settings"]), record["results"]) for record in records))]
-
-
-def _study(records: list[dict[str, Any]]) -> list[str]:
-    lines = ["| mixer | seed | loss | parameters | MFLOPs/token |", "| --- | ---: | ---: | ---: | ---: |"]
-    for record in sorted(records, key=lambda record: record["results"]["loss"]):
-        found, settings = record["results"], record["settings"]
-        cells = [settings["mixer"], settings["recipe"]["training"]["seed"], f"{found['loss']:.4f}", f"{found['parameters']:,}"]
-        lines.append("| " + " | ".join(map(str, [*cells, f"{found['forward_flops_per_token'] / 1e6:.2f}"])) + " |")
-    return ["\n".join(lines)]
-
-
-KINDS = {
-    "eval": Kind("Evaluation", _each(evals.table)),
-    "mad": Kind("MAD: accuracy in percent, published values in brackets", _mad),
-    "study-lm": Kind("Language models of the design study", _study),
-    "bench-op": Kind("Operator and layer against softmax attention", _each(lambda rows: op.table([op.Row(**row) for row in rows]))),
-    "bench-lm": Kind("Training throughput", _each(lm.table)),
-    "bench-mixers": Kind("What mixers cost", _each(mixers.table)),
-    "bench-table": Kind("Efficiency", _each(_efficiency)),
-}
+    rows: Rows
+    about: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,45 +42,67 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
     check_writable(args.out)
     found = gather(args.places)
-    write_text(args.out, page(found, args.title))
-    left_out = sorted(found.records.keys() - KINDS.keys())
+    text = page(found, args.title)
+    write_text(args.out, text)
     counts = [f"{len(found.runs)} runs", *(f"{len(records)} of {kind}" for kind, records in found.records.items() if kind in KINDS)]
-    print(f"wrote {args.out}: {', '.join(counts)}" + (f"; not shown: {', '.join(left_out)}" if left_out else ""))
+    print(f"wrote {args.out}: {', '.join(counts)}")
+    for problem in found.problems:
+        print(f"left out: {problem}", file=sys.stderr)
 
 
 def page(found: Sources, title: str) -> str:
-    tables = [
-        (kind.title, [cells(text) for text in kind.tables(found.records[name])], _origin(found.records[name]))
-        for name, kind in KINDS.items()
-        if name in found.records
-    ]
-    return render(TEMPLATE, title=title, runs=_runs(found.runs), charts=_charts(found.runs), names=_names(found.runs), tables=tables)
+    """What cannot be shown is added to the problems, and said on the page."""
+    for kind in sorted(found.records.keys() - KINDS.keys()):
+        found.problems += [f"{record.path}: records of kind {kind!r} have no table" for record in found.records[kind]]
+    shown = {kind.title: _tables(kind, found.records.get(name, []), found.problems) for name, kind in KINDS.items()}
+    sections = [(title, tables) for title, tables in shown.items() if tables]
+    if not found.runs and not sections:
+        raise ValueError("there is nothing to show: " + "; ".join(found.problems))
+    names = [(f"c{index % COLOURS}", run.name) for index, run in enumerate(found.runs)]
+    return render(
+        TEMPLATE, title=title, runs=_runs(found.runs), charts=_charts(found.runs), names=names, sections=sections, problems=found.problems
+    )
+
+
+def _tables(kind: Kind, records: Records, problems: list[str]) -> list[Shown]:
+    groups: dict[str, Records] = defaultdict(list)
+    for record in records:
+        try:
+            kind.table([record])  # so that a damaged one does not take the others with it
+            groups[kind.belonging(record)].append(record)
+        except Exception as error:  # whatever is wrong with what somebody wrote
+            problems.append(f"{record.path}: not as its kind should be ({type(error).__name__}: {error})")
+    return [Shown(cells(kind.table(group)), f"{kind.about(group)}. {_origin(group)}.") for group in groups.values()]
 
 
 def cells(markdown: str) -> Rows:
     """Head and rows of the Markdown tables that the commands print."""
-    rows = [[cell.strip().replace("**", "") for cell in line.strip().strip("|").split("|")] for line in markdown.splitlines()]
-    return [rows[0], *rows[2:]]
+    rows = [re.split(r"(?<!\\)\|", line.strip()[1:-1]) for line in markdown.splitlines()]
+    return [[_cell(text.strip().replace("\\|", "|")) for text in row] for row in (rows[0], *rows[2:])]
 
 
-def _origin(records: list[dict[str, Any]]) -> str:
-    """When and where, as far as they agree."""
-    days = sorted({str(record.get("created", ""))[:10] for record in records})
-    machines = sorted({str(record.get("machine", {}).get("processor", "")) for record in records})
-    return f"{' to '.join(dict.fromkeys((days[0], days[-1])))}; {', '.join(machines)}"
+def _cell(text: str) -> Cell:
+    bold = re.fullmatch(r"\*\*(.*)\*\*", text)
+    return Cell(bold[1], best=True) if bold else Cell(text)
 
 
-def _names(runs: list[Run]) -> list[tuple[str, str]]:
-    return [(f"c{index % COLOURS}", run.name) for index, run in enumerate(runs)]
+def _origin(records: Records) -> str:
+    """Where, when and on what, as far as they agree."""
+    contents = [record.content for record in records]
+    days = sorted({str(each.get("created", ""))[:10] for each in contents})
+    machines = sorted({str((each.get("machine") or {}).get("processor", "")) for each in contents})
+    files = str(records[0].path) if len(records) == 1 else f"{len(records)} records"
+    return f"{files}, {' to '.join(dict.fromkeys((days[0], days[-1])))}, {', '.join(machines)}"
 
 
 def _runs(runs: list[Run]) -> Rows:
     head = ["run", "mixer", "parameters", "steps", "tokens", "training loss", "validation loss"]
     rows = [
-        [run.name, run.mixer, f"{run.parameters:,}", f"{run.steps:,}", f"{run.tokens:,}", _last(run.training), _last(run.validation)]
+        [run.name, run.mixer, f"{run.parameters:,}", f"{run.steps:,}", f"{run.tokens:,}",
+         "diverged" if run.diverged else _last(run.training), _last(run.validation)]
         for run in runs
-    ]
-    return [head, *rows] if rows else []
+    ]  # fmt: skip
+    return [[Cell(text) for text in row] for row in (head, *rows)] if rows else []
 
 
 def _last(curve: list[tuple[int, float]]) -> str:

@@ -58,7 +58,7 @@ CLAIMS = (
     ),
 )
 CLAIMED = {row for claim in CLAIMS for pair in claim.pairs for row in pair}
-SUPPORTED, AGAINST, UNDECIDED = "supported", "not supported", "undecided at this size"
+SUPPORTED, AGAINST, UNDECIDED, UNTRIED = "supported", "not supported", "undecided at this size", "rows not run"
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,8 @@ class Verdict:
     def verdict(self) -> str:
         """Supported by all pairs; not supported if one speaks against it."""
         found = {pair.verdict for pair in self.pairs}
+        if not found:
+            return UNTRIED
         if AGAINST in found:
             return AGAINST
         return SUPPORTED if found == {SUPPORTED} and len(self.pairs) == len(self.claim.pairs) else UNDECIDED

@@ -28,9 +28,9 @@ from hypermlp.train.recipe import Recipe, build
 COLUMNS = ("lm", "mad")
 
 
-def add_common(parser: argparse.ArgumentParser) -> None:
+def add_common(parser: argparse.ArgumentParser, folder: str) -> None:
     parser.add_argument("--size", default="mini", help="; ".join(f"{name}: {size.about}" for name, size in SIZES.items()))
-    parser.add_argument("--out", metavar="FOLDER", help="where records go (default: runs/study-SIZE)")
+    parser.add_argument("--out", metavar="FOLDER", help=f"where records go (default: {folder})")
     workers.add_arguments(parser)
 
 
@@ -50,7 +50,7 @@ class RunCommand:
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--labels", nargs="+", default=["all"], help="rows, or all (default)")
         parser.add_argument("--columns", nargs="+", default=list(COLUMNS), choices=COLUMNS, help="default: both")
-        add_common(parser)
+        add_common(parser, "runs/study-SIZE")
 
     @staticmethod
     def main(args: argparse.Namespace) -> None:
@@ -74,14 +74,18 @@ class RunCommand:
 class TuneCommand:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        add_common(parser)
+        parser.add_argument(
+            "--labels", nargs="+", default=TUNING_ROWS, help=f"rows (default: {' '.join(TUNING_ROWS)}, which no claim uses)"
+        )
+        add_common(parser, "runs/study-SIZE-tuning")
 
     @staticmethod
     def main(args: argparse.Namespace) -> None:
         folder = Path(args.out or f"runs/study-{args.size}-tuning")
-        outcome = run_lm(list(tuning_cells(find_size(args.size))), folder, workers.chosen(args))
+        wanted = list(tuning_cells(find_size(args.size), find_rows(args.labels)))
+        outcome = run_lm(wanted, folder, workers.chosen(args))
         outcome.complain()
-        print(tuning_table(tuning_losses(outcome.results)))
+        print(tuning_table(tuning_losses(sorted(outcome.results, key=lambda result: wanted.index(result[0])))))
 
 
 def tuning_losses(results: Iterable[tuple[LmCell, dict[str, Any]]]) -> dict[float, dict[str, float]]:
@@ -94,9 +98,10 @@ def tuning_losses(results: Iterable[tuple[LmCell, dict[str, Any]]]) -> dict[floa
 
 def tuning_table(losses: dict[float, dict[str, float]]) -> str:
     """Markdown."""
-    lines = ["| learning rate | " + " | ".join(TUNING_ROWS) + " | mean |", "| ---: |" + " ---: |" * (len(TUNING_ROWS) + 1)]
+    rows = list(next(iter(losses.values())))
+    lines = ["| learning rate | " + " | ".join(rows) + " | mean |", "| ---: |" + " ---: |" * (len(rows) + 1)]
     for rate, found in losses.items():
-        cells = [f"{found[row]:.4f}" for row in TUNING_ROWS] + [f"{statistics.fmean(found.values()):.4f}"]
+        cells = [f"{found[row]:.4f}" for row in rows] + [f"{statistics.fmean(found.values()):.4f}"]
         lines.append(f"| {rate:g} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -107,12 +112,14 @@ class ReportCommand:
         parser.add_argument("folder", help="of records that `hypermlp study run` wrote")
         parser.add_argument("--against", metavar="FOLDER", help="compare with the records there, such as docs/results/study-mini")
         parser.add_argument("--title", default="HyperMLP: the design study", help="of the page")
+        parser.add_argument("--out", metavar="FOLDER", help="where index.html, table.md and summary.json go (default: beside the records)")
 
     @staticmethod
     def main(args: argparse.Namespace) -> None:
         folder = Path(args.folder)
         study = read_study(folder)
         comparison = report.compare(study, read_study(Path(args.against))) if args.against else None
+        folder = Path(args.out) if args.out else folder
         write_text(folder / "index.html", report.page(study, args.title, comparison))
         write_text(folder / "table.md", report.markdown(study))
         write_record(folder / "summary.json", summary(study))

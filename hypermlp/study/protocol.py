@@ -109,7 +109,8 @@ class LmCell:
         return f"lm/{re.sub(r'[^A-Za-z0-9.!-]', '_', self.mixer)}-{self.seed}"
 
     def say(self, result: dict[str, Any]) -> str:
-        return f"loss {result['loss']:.4f} with {result['parameters']:,} parameters, {result['seconds']:.0f} s"
+        rate = self.recipe["training"]["learning_rate"]
+        return f"loss {result['loss']:.4f} with {result['parameters']:,} parameters, learning rate {rate:g}, {result['seconds']:.0f} s"
 
 
 def find_size(name: str) -> Size:
@@ -137,7 +138,7 @@ def lm_cells(size: Size, rows: list[str], claimed: set[str]) -> Iterator[LmCell]
     yield from (lm_cell(size, row, seed) for seed in size.seeds[1:] for row in rows if row in claimed)
 
 
-def tuning_cells(size: Size) -> Iterator[LmCell]:
+def tuning_cells(size: Size, rows: list[str] = TUNING_ROWS) -> Iterator[LmCell]:
     for rate in LEARNING_RATES:
-        for row in TUNING_ROWS:
+        for row in rows:
             yield lm_cell(size, row, size.seeds[0], f"training.learning_rate={rate}", f"training.min_learning_rate={rate / 10}")

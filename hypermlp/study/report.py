@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from hypermlp.label import PAPER_ROWS
+from hypermlp.layers.registry import BASELINES
 from hypermlp.mad.report import PAPER_COLUMNS
 from hypermlp.pages import Point, Series, interval_chart, line_chart, render, scatter_chart
-from hypermlp.study.claims import SUPPORTED, Verdict
+from hypermlp.study.claims import MARGIN, SUPPORTED, Verdict
 from hypermlp.study.protocol import LOSSES
 from hypermlp.study.statistics import Interval, spearman
 from hypermlp.study.summary import DIVERGED, ENOUGH, PAPER_LABEL, Row, Study
@@ -22,6 +24,10 @@ SHORT = {
     "compression": "compress",
     "selective-copying": "copy",
 }
+
+
+GROUPS = {"S": "softmax", "R": "ReLU", "G": "GLU", "P": "peers"}  # with their colours in page.css
+NAMED = {"R-cg-q-12o": "HyperMLP", "G-cg-q-12o": "HyperGLU", "S-p": "S-p"}
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,14 @@ def _mean(row: Row, seeds: set[int]) -> float:
 
 
 def interval(found: Interval, digits: int = 2) -> str:
+    if not math.isfinite(found.low):
+        return f"{found.value:.{digits}f} (one seed, no interval)"
     return f"{found.value:.{digits}f} ({found.low:.{digits}f} to {found.high:.{digits}f})"
+
+
+def group(label: str) -> str:
+    """Of one colour: the activation of a label, or a peer."""
+    return "P" if label in BASELINES else label[0]
 
 
 def columns(study: Study) -> list[str]:
@@ -102,8 +115,8 @@ def markdown(study: Study) -> str:
     text = "\n".join(lines)
     if study.rank_correlation:
         count = sum(label in PAPER_ROWS and label not in DIVERGED for label in study.rows)
-        text += f"\n\nRank correlation (Spearman) with the paper's NanoGPT loss over {count} rows: {interval(study.rank_correlation)}.\n"
-    text += "\n| claim | verdict | pairs: how much lower the second's loss is, 95 % interval |\n| --- | --- | --- |\n"
+        text += f"\n\nRank correlation (Spearman) with the paper's NanoGPT loss over {count} rows: {interval(study.rank_correlation)}."
+    text += "\n\n| claim | verdict | pairs: how much lower the second's loss is, 95 % interval |\n| --- | --- | --- |\n"
     return text + "\n".join(f"| {v.claim.name} | {v.verdict} | {_pairs(v)} |" for v in study.verdicts) + "\n"
 
 
@@ -113,9 +126,14 @@ def _pairs(verdict: Verdict) -> str:
 
 def page(study: Study, title: str, comparison: Comparison | None = None) -> str:
     training, data, model = (study.settings[key] for key in ("training", "data", "model"))
+    seeds = sorted({len(row.losses) for row in study.rows.values()})
+    tasks, scored = columns(study), len(study.mad.scores)
+    on_mad = f"; {scored} of them also on {len(tasks)} tasks of MAD" if tasks else ""
     about = (
+        f"The same data, in the same order, for each of {len(study.rows)} variants, with {' or '.join(map(str, seeds))} "
+        f"seed{'s' * (seeds[-1] > 1)} each{on_mad}. "
         f"{model['num_hidden_layers']} layers of width {model['hidden_size']}, context {data['context']}, "
-        f"{training['steps'] * training['batch_tokens'] / 1e6:.1f}M tokens of {data['source']} as {data['tokenizer']}. "
+        f"{training['steps'] * training['batch_tokens']:,} tokens of {data['source']} as {data['tokenizer']}. "
         f"The loss is that {LOSSES[study.settings['loss']]}. "
         f"{study.machine['processor']}, torch {study.machine['torch']}, {study.created[:10]}."
     )
@@ -131,6 +149,7 @@ def page(study: Study, title: str, comparison: Comparison | None = None) -> str:
         scatter=_scatter(study),
         curves=_curves(study),
         table=table_rows(study),
+        groups=[(name, title) for name, title in GROUPS.items() if any(group(label) == name for label in study.rows)],
         comparison=comparison,
         against=_against(comparison) if comparison else None,
     )
@@ -138,12 +157,12 @@ def page(study: Study, title: str, comparison: Comparison | None = None) -> str:
 
 def _forest(verdict: Verdict) -> str | None:
     rows = [(f"{pair.worse} → {pair.better}", *pair.effect) for pair in verdict.pairs]
-    return interval_chart(rows, x="how much lower the second's loss is") if rows else None
+    return interval_chart(rows, x="how much lower the second's loss is", band=MARGIN * verdict.claim.equality) if rows else None
 
 
 def _scatter(study: Study) -> str | None:
     points = [
-        Point(row.paper_loss, row.loss, label[0], f"{label}\nours {row.loss:.3f}, paper {row.paper_loss:.3f}")
+        Point(row.paper_loss, row.loss, group(label), f"{label}\nours {row.loss:.3f}, paper {row.paper_loss:.3f}", NAMED.get(label, ""))
         for label, row in study.rows.items()
         if label in PAPER_ROWS and label not in DIVERGED and row.paper_loss is not None
     ]
@@ -152,7 +171,7 @@ def _scatter(study: Study) -> str | None:
 
 def _curves(study: Study) -> str:
     series = [
-        Series(row.curve, label[0], f"{label}\n{row.loss:.3f} at the end\n{row.parameters:,} parameters")
+        Series(row.curve, group(label), f"{label}\n{row.loss:.3f} at the end\n{row.parameters:,} parameters")
         for label, row in sorted(study.rows.items(), key=lambda item: item[1].loss)
     ]
     return line_chart(series, x="step", y="validation loss")
@@ -160,7 +179,7 @@ def _curves(study: Study) -> str:
 
 def _against(comparison: Comparison) -> str:
     points = [
-        Point(theirs, ours, label[0], f"{label}\nhere {ours:.4f}, there {theirs:.4f}")
+        Point(theirs, ours, group(label), f"{label}\nhere {ours:.4f}, there {theirs:.4f}")
         for label, ours, theirs in zip(comparison.labels, comparison.ours, comparison.theirs, strict=True)
     ]
     return scatter_chart(points, x="loss there", y="loss here")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hypermlp.label import PAPER_ROWS
-from hypermlp.mad.protocol import Cell, Training
+from hypermlp.mad.protocol import Cell, read_cell
 from hypermlp.mad.report import Table, summarize
 from hypermlp.records import read_record
 from hypermlp.study.claims import Verdict, judge
@@ -110,16 +110,26 @@ def _common(settings: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
         found.append({**recipe, "loss": each["loss"]})
     different = next((i for i, each in enumerate(found) if each != found[0]), None)
     if different is not None:
-        raise ValueError(f"{folder} has records of more than one study: {settings[0]['mixer']} and {settings[different]['mixer']} differ")
+        one, other = (_flat(found[i]) for i in (0, different))
+        key = next(key for key in sorted(one.keys() | other.keys()) if one.get(key) != other.get(key))
+        raise ValueError(
+            f"{folder} has records of more than one study: {key} is {one.get(key)} for {settings[0]['mixer']}, {other.get(key)} for "
+            f"{settings[different]['mixer']}; a page is of one (and `study tune` prints its own table)"
+        )
     return found[0]
+
+
+def _flat(common: dict[str, Any]) -> dict[str, Any]:
+    return {f"{name}.{key}": value for name in ("model", "data", "training") for key, value in common[name].items()} | {
+        "loss": common["loss"]
+    }
 
 
 def _mad_results(folder: Path) -> list[tuple[Cell, dict[str, Any]]]:
     results = []
     for path in sorted(folder.glob("*/*.json")):
         record = read_record(path, Cell.kind)
-        settings = record["settings"]
-        results.append((Cell(**{**settings, "training": Training(**settings["training"])}), record["results"]))
+        results.append((read_cell(record["settings"]), record["results"]))
     return results
 
 

@@ -91,7 +91,8 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.hypermlp.blocked_backward.default:  # what happens in it is not seen
-            self.peak = max(self.peak, self.live + workspace_bytes(self.device, *args[1:4]))
+            (q, k, v), mixes = args[1:4], sum(x.numel() for x in args[4:12] if x is not None)
+            self.peak = max(self.peak, self.live + workspace_bytes(self.device, q, k, v, mixes))
         out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor):

@@ -10,14 +10,14 @@ from typing import Any
 from hypermlp.models import HyperMLPConfig
 from hypermlp.train.costs import model_flops_table, model_parameter_table, model_state_bytes, with_softmax
 from hypermlp.train.recipe import load_recipe
-from hypermlp.train.sample import model_folder
+from hypermlp.train.sample import our_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a recipe, or a folder with a model")
+    parser.add_argument("model", help="a recipe, a folder with a model, or its config.json")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe")
     parser.add_argument("--length", type=int, help="of the sequence (default: the model's context)")
-    parser.add_argument("--vocab", type=int, default=257, help="the tokenizer's size, where a recipe gives no model.vocab_size")
+    parser.add_argument("--vocab", type=int, help="the tokenizer's size, where its name does not tell")
     parser.add_argument("--json", choices=("-",), help="print the numbers instead")
 
 
@@ -30,13 +30,13 @@ def main(args: argparse.Namespace) -> None:
     print(json.dumps(found, indent=2) if args.json else page(found))
 
 
-def find_config(model: str, changes: list[str], vocab: int) -> HyperMLPConfig:
-    if Path(model).is_dir():
+def find_config(model: str, changes: list[str], vocab: int | None) -> HyperMLPConfig:
+    if Path(model).is_dir() or Path(model).suffix == ".json":
         if changes:
             raise ValueError("--set changes a recipe; a folder's model is what it is")
-        return HyperMLPConfig.from_pretrained(model_folder(model))
+        return our_config(model)
     recipe = load_recipe(model, changes)
-    return recipe.model_config(int(recipe.model.get("vocab_size", vocab)))
+    return recipe.model_config(recipe.vocab_size(vocab))
 
 
 def costs(config: HyperMLPConfig, length: int) -> dict[str, Any]:

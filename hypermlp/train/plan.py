@@ -6,10 +6,12 @@ import argparse
 import dataclasses
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from hypermlp.models import HyperMLPConfig
 from hypermlp.train.costs import (
     STATE_BYTES,
     forward_flops_per_token,
@@ -21,8 +23,10 @@ from hypermlp.train.costs import (
     with_softmax,
 )
 from hypermlp.train.recipe import Recipe, load_recipe
+from hypermlp.train.sample import our_config
 
 GIB = 2**30
+TEMPLATE = "lm-340m"  # how a model without a recipe is trained
 USABLE = 0.95  # of a GPU's memory; the rest is the driver's, and lost between blocks
 
 
@@ -65,10 +69,10 @@ class Plan:
     """The most that a step holds beyond them: gradients, activations, logits, and what lies between."""
     memory_bytes: int
     """That of the GPU."""
-    whole_state_bytes: int
-    """Weights, gradients and optimizer, undivided."""
     tokens: int
     steps: int
+    micro_batch: int
+    """The recipe's, or as many fewer as make the batch come out even."""
     accumulation: int
     arithmetic_seconds: float
     """Of a step."""
@@ -102,6 +106,7 @@ class Plan:
 
 def make_plan(recipe: Recipe, *, vocab_size: int, gpu: Gpu, count: int, nodes: int, utilisation: float) -> Plan:
     config = recipe.model_config(vocab_size)
+    recipe = even(recipe, count)
     training, context = recipe.training, recipe.data.context
     parameters, softmax = model_parameters(config), with_softmax(config)
     accumulation = recipe.accumulation(count)
@@ -126,9 +131,9 @@ def make_plan(recipe: Recipe, *, vocab_size: int, gpu: Gpu, count: int, nodes: i
         held_bytes=held,
         step_bytes=in_step,
         memory_bytes=gpu.memory * GIB,
-        whole_state_bytes=sum(STATE_BYTES.values()) * parameters,
         tokens=training.steps * training.batch_tokens,
         steps=training.steps,
+        micro_batch=training.micro_batch,
         accumulation=accumulation,
         arithmetic_seconds=passes * forward * training.batch_tokens / (gpu.flops * count * utilisation),
         communication_seconds=sent / (gpu.network if nodes > 1 else gpu.link),
@@ -137,27 +142,45 @@ def make_plan(recipe: Recipe, *, vocab_size: int, gpu: Gpu, count: int, nodes: i
     )
 
 
+def even(recipe: Recipe, count: int) -> Recipe:
+    """With the largest micro-batch, up to the recipe's, of which all GPUs can take equally many; if there is none, as it is."""
+    fitting = (size for size in range(recipe.training.micro_batch, 0, -1) if recipe.sequences_per_step % (size * count) == 0)
+    size = next(fitting, recipe.training.micro_batch)
+    return dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, micro_batch=size))
+
+
+def find(place: str, changes: list[str]) -> Recipe:
+    """A recipe; or a model, whose training is that of TEMPLATE as far as ``changes`` do not say otherwise."""
+    if not Path(place).is_dir() and Path(place).suffix != ".json":
+        return load_recipe(place, changes)
+    config = our_config(place)
+    known = {field.name for field in dataclasses.fields(HyperMLPConfig)} & HyperMLPConfig.__annotations__.keys()
+    name = Path(place).resolve()
+    own = [f"name={json.dumps(name.parent.name if name.is_file() else name.name)}", f"data.context={config.max_position_embeddings}"]
+    recipe = load_recipe(TEMPLATE, [*own, *changes])
+    return dataclasses.replace(recipe, model={key: getattr(config, key) for key in known})
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", help="a YAML file, or the name of one in recipes/")
+    parser.add_argument("recipe", help=f"a recipe; or a folder with a model, or its config.json, to be trained as {TEMPLATE} is")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe")
     parser.add_argument("--gpu", default="h100", choices=sorted(GPUS), help="default: h100")
     parser.add_argument("--count", type=int, default=1, help="how many in all (default: 1)")
     parser.add_argument("--nodes", type=int, help="in how many machines (default: eight GPUs in each)")
     parser.add_argument("--utilisation", type=float, default=0.3, help="share of the GPU's peak that is reached (default: 0.3, a guess)")
-    parser.add_argument("--vocab", type=int, default=257, help="the tokenizer's size, where the recipe gives no model.vocab_size")
+    parser.add_argument("--vocab", type=int, help="the tokenizer's size, where its name does not tell")
     parser.add_argument("--json", choices=("-",), help="print the numbers instead")
 
 
 def main(args: argparse.Namespace) -> None:
-    nodes = -(-args.count // 8) if args.nodes is None else args.nodes
-    if args.count < 1 or not 0 < args.utilisation <= 1 or args.vocab < 1:
-        raise ValueError("--count and --vocab must be at least 1, --utilisation above 0 and at most 1")
+    if args.count < 1 or not 0 < args.utilisation <= 1:
+        raise ValueError(f"--count is {args.count}, --utilisation {args.utilisation}; at least 1, and above 0 and at most 1")
+    nodes = usual_nodes(args.count) if args.nodes is None else args.nodes
     if nodes < 1 or args.count % nodes:
         raise ValueError(f"--nodes is {nodes}; it must be a divisor of --count = {args.count}")
-    recipe = load_recipe(args.recipe, args.set)
-    vocab = int(recipe.model.get("vocab_size", args.vocab))
+    recipe = find(args.recipe, args.set)
     gpu = GPUS[args.gpu]
-    plan = make_plan(recipe, vocab_size=vocab, gpu=gpu, count=args.count, nodes=nodes, utilisation=args.utilisation)
+    plan = make_plan(recipe, vocab_size=recipe.vocab_size(args.vocab), gpu=gpu, count=args.count, nodes=nodes, utilisation=args.utilisation)
     if args.json:
         found = dataclasses.asdict(plan) | {"step_seconds": plan.step_seconds, "seconds": plan.seconds, "fits": plan.fits}
         print(json.dumps(found | {"limit": plan.limit}, indent=2))
@@ -166,12 +189,19 @@ def main(args: argparse.Namespace) -> None:
     print(f"{recipe.name} on {where}\n\n{page(plan, recipe, args.count, gpu, args.utilisation)}")
 
 
+def usual_nodes(count: int) -> int:
+    """As few as hold eight GPUs at most, equally many in each."""
+    return next(nodes for nodes in range(-(-count // 8), count + 1) if count % nodes == 0)
+
+
 def page(plan: Plan, recipe: Recipe, count: int, gpu: Gpu, utilisation: float) -> str:
     """Markdown."""
     more = plan.parameters / plan.softmax_parameters - 1
     training = recipe.training
-    divided = f"its part of {plan.whole_state_bytes / GIB:.1f} GiB" if training.sharding else "a copy"
+    divided = f"its part of {plan.held_bytes * count / GIB:.1f} GiB" if training.sharding else "a copy"
     both = plan.held_bytes + plan.step_bytes
+    gpus = "GPU" if count == 1 else "GPUs"
+    instead = f"; {training.micro_batch}, as in the recipe, do not come out even" if plan.micro_batch != training.micro_batch else ""
     batches = "micro-batch" if plan.accumulation == 1 else "micro-batches"
     decode, softmax = plan.decode_bytes_per_token, plan.softmax_decode_bytes_per_token
     rows = {
@@ -180,10 +210,10 @@ def page(plan: Plan, recipe: Recipe, count: int, gpu: Gpu, utilisation: float) -
         "training, FLOPs per token": f"{plan.training_flops_per_token / 1e9:.4g} G"
         + (", recomputing included" if training.gradient_checkpointing else ""),
         "weights and optimizer": f"{plan.held_bytes / GIB:.3g} GiB on each GPU: {divided}",
-        "gradients, activations, buffers": f"{plan.step_bytes / GIB:.3g} GiB at most, with a micro-batch of {training.micro_batch}",
+        "gradients, activations, buffers": f"{plan.step_bytes / GIB:.3g} GiB at most, with a micro-batch of {plan.micro_batch}",
         "memory": f"{both / GIB:.3g} of {plan.memory_bytes / GIB:.0f} GiB on each GPU: {'fits' if plan.fits else 'does not fit'}",
         "tokens": f"{plan.tokens / 1e9:.4g} B in {plan.steps:,} steps of {training.batch_tokens:,}",
-        "a step": f"{count} GPUs x {plan.accumulation} {batches} x {training.micro_batch} sequences of {recipe.data.context}",
+        "a step": f"{count} {gpus} x {plan.accumulation} {batches} x {plan.micro_batch} sequences of {recipe.data.context}{instead}",
         "arithmetic of a step": f"{seconds(plan.arithmetic_seconds)} at {utilisation:.0%} of {gpu.flops / 1e12:,.0f} TFLOP/s",
         "communication of a step": f"{seconds(plan.communication_seconds)}, beside it" if count > 1 else "none",
         "time": duration(plan.seconds),

@@ -12,9 +12,10 @@ from typing import Any
 
 import yaml
 
-from hypermlp.config import require
+from hypermlp.config import is_integer, require
 from hypermlp.models import HyperMLPConfig
 
+TOKENIZER_SIZES = {"bytes": 257, "gpt2": 50_257}
 RECIPE_FOLDERS = (Path(__file__).parents[1] / "recipes", Path(__file__).parents[2] / "recipes")  # installed, or a checkout
 
 
@@ -121,7 +122,8 @@ class TrainingSettings:
         require("training.precision", self.precision, self.precision in ("float32", "bfloat16"), "'float32' or 'bfloat16'")
         require("training.explosion", self.explosion, self.explosion > 1, "more than 1")
         name, end = ("steps", self.steps) if self.decay_steps is None else ("decay_steps", self.decay_steps)
-        require(f"training.{name}", end, end >= max(1, self.warmup_steps), f"at least 1 and training.warmup_steps = {self.warmup_steps}")
+        allowed = f"at least training.warmup_steps = {self.warmup_steps}, or that less"
+        require(f"training.{name}", end, end >= max(1, self.warmup_steps), allowed)
 
 
 @dataclass(kw_only=True)
@@ -154,6 +156,16 @@ class Recipe:
         allowed = f"a multiple of {together} sequences (micro_batch x processes) of {self.data.context} tokens"
         require("training.batch_tokens", self.training.batch_tokens, fits, allowed)
         return self.sequences_per_step // together
+
+    def vocab_size(self, asked: int | None = None) -> int:
+        """The tokenizer's, before it is made or loaded: by its name, as ``asked``, or as the model has it."""
+        name, given = self.data.tokenizer, self.model.get("vocab_size")
+        size = TOKENIZER_SIZES.get(name, int(name[4:]) if name.startswith("bpe:") and name[4:].isdigit() else None)
+        size = next((each for each in (asked, size, given) if each is not None), None)
+        if size is None:
+            raise ValueError(f"how many tokens {name!r} has is not known before it is loaded; give --vocab, or model.vocab_size")
+        require("--vocab" if asked is not None else "model.vocab_size", size, is_integer(size) and size > 0, "a whole number, 1 or more")
+        return int(size)
 
     def model_config(self, vocab_size: int, **special_tokens: Any) -> HyperMLPConfig:
         defaults = {"vocab_size": vocab_size, "max_position_embeddings": self.data.context, **special_tokens}

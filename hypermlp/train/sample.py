@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 import transformers
 from transformers import AutoTokenizer, TextStreamer
 
-from hypermlp.models import HyperMLPForCausalLM
+from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
 from hypermlp.train import checkpoints
 
 USUAL = 200  # tokens
@@ -29,10 +30,34 @@ def model_folder(name: str) -> Path:
     raise ValueError(f"{name} has no model; allowed: a folder of save_pretrained, a checkpoint, or a run of `hypermlp train`")
 
 
+def our_config(name: str) -> HyperMLPConfig:
+    """Of a folder with a model, or of its config.json."""
+    path = Path(name) if Path(name).is_file() else model_folder(name) / "config.json"
+    try:
+        kind = json.loads(path.read_text(encoding="utf-8")).get("model_type")
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is no model's configuration: {error}") from error
+    if kind != HyperMLPConfig.model_type:
+        raise ValueError(f"{path} is of a model of type {kind!r}; allowed: {HyperMLPConfig.model_type!r}")
+    return HyperMLPConfig.from_pretrained(path)
+
+
+def require_whole(name: str, model: Any, info: dict[str, Any]) -> None:
+    """transformers fills up what a checkpoint lacks with random numbers."""
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ValueError(f"{name} lacks {', '.join(missing[:3])}{f' and {len(missing) - 3} more' * (len(missing) > 3)}: it is not whole")
+    broken = [key for key, value in model.named_parameters() if not torch.isfinite(value).all()]
+    if broken:
+        raise ValueError(f"{name} has numbers that are not finite, first in {broken[0]}; is it damaged, or did its training diverge?")
+
+
 def load(name: str) -> tuple[HyperMLPForCausalLM, Any]:
     """Model and tokenizer of a folder."""
     folder = model_folder(name)
-    model = HyperMLPForCausalLM.from_pretrained(folder).eval()
+    loaded: Any = HyperMLPForCausalLM.from_pretrained(folder, config=our_config(name), output_loading_info=True)
+    model: HyperMLPForCausalLM = loaded[0].eval()
+    require_whole(name, model, loaded[1])
     if not (folder / "tokenizer_config.json").is_file():
         raise ValueError(f"{folder} has no tokenizer; save one there with tokenizer.save_pretrained")
     return model, AutoTokenizer.from_pretrained(folder)

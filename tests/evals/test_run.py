@@ -6,11 +6,13 @@ import sys
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from safetensors.torch import load_file, save_file
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from hypermlp.cli import main
 from hypermlp.evals import local, suites
-from hypermlp.evals.harness import CheckpointLM
+from hypermlp.evals.checkpoint import CheckpointLM
 from hypermlp.evals.run import evaluate, table
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
 from hypermlp.train.tokenizers import build_tokenizer, save_tokenizer
@@ -128,10 +130,72 @@ def test_ruler_where_the_context_has_room():
     assert "vt, 8192 tokens" not in [column.title for column in suites.columns("local", context=9000, vocab_size=257)]
 
 
-@pytest.mark.parametrize("wrong", [[], ["tests"], ["x", "--batch", "0"], ["x", "--limit", "-1"], ["x", "--json", "."]])
+NONSENSE = ["", "tests", "x --batch 0", "x --limit -1", "x --json .", "x --json -", "x --device nonsense"]
+
+
+@pytest.mark.parametrize("wrong", [*(words.split() for words in NONSENSE), [""]])
 def test_nonsense_is_refused(wrong, capsys):
     assert main(["eval", *wrong]) == 2
     assert "hypermlp eval:" in capsys.readouterr().err
+
+
+def test_marks_of_a_tokenizer_are_no_text(checkpoints, tmp_path):
+    """Tokenizers that put a token before or behind every text give the same bits per byte."""
+    plain = scores(checkpoints / "gpt2")["bits per byte"]
+    GPT2LMHeadModel.from_pretrained(checkpoints / "gpt2").save_pretrained(tmp_path)
+    tokenizer = build_tokenizer("bytes", [])
+    end = tokenizer.eos_token
+    marks = TemplateProcessing(single=f"{end} $A {end}", special_tokens=[(end, tokenizer.eos_token_id)])
+    tokenizer.backend_tokenizer.post_processor = marks
+    save_tokenizer(tokenizer, tmp_path)
+    assert len(AutoTokenizer.from_pretrained(tmp_path)("ab")["input_ids"]) == 4
+    assert scores(tmp_path)["bits per byte"] == pytest.approx(plain, rel=1e-6)
+
+
+def damaged(folder, what):
+    """A checkpoint of ours with one thing wrong."""
+    torch.manual_seed(0)
+    tokenizer = build_tokenizer("bytes", [])
+    size = 100 if what == "tokenizer" else len(tokenizer)
+    config = HyperMLPConfig(hidden_size=32, num_hidden_layers=1, max_position_embeddings=32 if what == "context" else 128, vocab_size=size)
+    model = HyperMLPForCausalLM(config)
+    if what == "numbers":
+        torch.nn.init.constant_(model.model.layers[0].mixer.v_proj.weight, torch.nan)
+    model.save_pretrained(folder)
+    weights = folder / "model.safetensors"
+    if what == "tensor":
+        save_file({name: x for name, x in load_file(weights).items() if "v_proj" not in name}, weights, metadata={"format": "pt"})
+    if what == "file":
+        weights.write_bytes(weights.read_bytes()[:100])
+    if what != "no tokenizer":
+        save_tokenizer(tokenizer, folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("tensor", "lacks model.layers.0.mixer.v_proj.weight: it is not whole"),
+        ("numbers", "not finite, first in model.layers.0.mixer.v_proj.weight"),
+        ("tokenizer", "its tokenizer has 257 tokens, its model 100"),
+        ("context", "questions need 64 tokens at least"),
+        ("file", "cannot be evaluated"),
+        ("no tokenizer", "cannot be evaluated"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_by_name(tmp_path, what, said, capsys):
+    assert main(["eval", str(damaged(tmp_path / "damaged", what))]) == 2
+    message = capsys.readouterr().err
+    assert "damaged cannot be evaluated" in message
+    assert said in message
+
+
+def test_a_failure_keeps_what_went_before(checkpoints, tmp_path, capsys):
+    later = damaged(tmp_path / "damaged", "numbers")
+    assert main(["eval", str(checkpoints / "ours"), str(later), "--limit", "2"]) == 2
+    assert "| bits per byte |" in capsys.readouterr().out
+    assert main(["eval", str(checkpoints / "ours"), str(tmp_path)]) == 2, "nothing is run"
+    assert "bits per byte" not in capsys.readouterr().out
 
 
 @pytest.mark.slow

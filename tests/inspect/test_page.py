@@ -219,7 +219,7 @@ def test_nonsense_is_refused(checkpoint, tmp_path, capsys):
         assert main(["inspect", str(checkpoint), *arguments, *out]) == 2
         assert said in capsys.readouterr().err
     model, _ = build(tmp_path / "damaged", ["G-cg-q-12o"])
-    torch.nn.init.constant_(model.model.layers[0].mixer.q_proj.weight, torch.nan)
+    torch.nn.init.constant_(model.model.layers[0].mixer.q_proj.weight, 1e38)  # finite, but not for long
     model.save_pretrained(tmp_path / "damaged")
     assert main(["inspect", str(tmp_path / "damaged"), "--prompt", PROMPT, *out]) == 2
     assert "layer 1 computes numbers that are not finite" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """Any runs and records on one page, as they say."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -7,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from hypermlp.cli import main
+from hypermlp.mad import protocol
+from hypermlp.mad.protocol import changed
 from hypermlp.records import new_record, write_record
-from hypermlp.report.page import KINDS, cells
+from hypermlp.report.kinds import KINDS
+from hypermlp.report.page import Cell, cells
 from hypermlp.report.sources import gather
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -55,11 +59,71 @@ def test_runs_are_read_as_far_as_they_are_written(runs):
 
 def test_every_kind_of_record_in_the_project_is_shown(tmp_path, capsys):
     assert main(["report", str(RESULTS), "--out", str(tmp_path / "all.html")]) == 0
-    assert "not shown" not in capsys.readouterr().out
+    assert "left out" not in capsys.readouterr().err
 
 
 def test_tables_are_those_that_the_commands_print():
-    assert cells("| a | b |\n| --- | ---: |\n| x | **1** |") == [["a", "b"], ["x", "1"]]
+    shown = cells("| a\\|<b> | b |\n| --- | ---: |\n| x | **1** |")
+    assert shown == [[Cell("a|<b>"), Cell("b")], [Cell("x"), Cell("1", best=True)]]
+
+
+def mad_record(**changes):
+    (cell,) = (changed(cell, **changes) for cell in protocol.cells("S-p", protocol.GRIDS["mini"], ["in-context-recall"]))
+    return dataclasses.asdict(cell)
+
+
+def test_scores_of_other_settings_are_not_averaged(tmp_path, capsys):
+    for name, score, changes in (("mini", 0.25, {}), ("longer", 0.75, {"num_train": 999}), ("smaller", 0.5, {"width": 64})):
+        record = new_record("mad", mad_record(**changes), {"score": score})
+        write_record(tmp_path / "mad" / "in-context-recall" / f"{name}.json", record)
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
+    text = (tmp_path / "page.html").read_text()
+    assert all(f"<td>{score} (93.4)</td>" in text for score in ("25.0", "75.0", "50.0"))
+    assert "mini grid" in text
+    assert "num_train 999" in text
+
+
+def test_runs_of_one_name_are_told_apart_and_no_run_is_shown_twice(runs):
+    shutil.copytree(runs / "runs", runs / "others")
+    names = [run.name for run in gather([str(runs / "runs"), str(runs / "others"), str(runs / "runs")]).runs]
+    assert len(names) == len(set(names)) == 4
+
+
+def test_a_run_that_diverged_is_shown_as_far_as_it_went(runs):
+    with open(runs / "runs" / "ours" / "metrics.jsonl", "a") as file:
+        file.write('ss": 0}\n{"step": 50, "loss": NaN}\n')
+    assert main(["report", str(runs / "runs"), "--out", str(runs / "page.html")]) == 0
+    assert "<td>diverged</td>" in (runs / "page.html").read_text()
+
+
+DAMAGED = {
+    "eval": [{"checkpoint": "x"}],
+    "mad": {},
+    "study-lm": {"loss": 1.0},
+    "bench-op": [{"what": 1}],
+    "bench-mixers": [{"mixer": "gla"}],
+    "bench-table": None,
+    "something else": [],
+}
+
+
+def test_what_is_damaged_is_left_out_and_named(runs, capsys):
+    """The page shows all the rest."""
+    for kind, results in DAMAGED.items():
+        write_record(runs / "records" / f"{kind}.json", new_record(kind, {}, results))
+    (runs / "records" / "half.json").write_text('{"format": 1,')
+    (runs / "records" / "deep.json").write_text("[" * 100_000)
+    (runs / "records" / "run").mkdir()
+    (runs / "records" / "run" / "metrics.jsonl").write_text("[1]\n")
+    assert main(["report", str(runs), "--out", str(runs / "page.html")]) == 0
+    said = capsys.readouterr().err
+    page = (runs / "page.html").read_text()
+    for name in [*(f"{kind}.json" for kind in DAMAGED), "half.json", "deep.json", "metrics.jsonl"]:
+        assert name in said
+        assert name in page
+    assert "0.750 ± 0.010" in page
+    assert main(["report", str(runs / "records"), "--out", str(runs / "page.html")]) == 2
+    assert "nothing to show" in capsys.readouterr().err
 
 
 def test_nonsense_is_refused(tmp_path, capsys):
@@ -68,5 +132,5 @@ def test_nonsense_is_refused(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 2
     assert "has no run and no record" in capsys.readouterr().err
     shutil.copy(__file__, tmp_path / "x.json")
-    assert main(["report", str(tmp_path)]) == 2
-    assert "x.json is damaged" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "x.json")]) == 2
+    assert "x.json is not a record" in capsys.readouterr().err

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from torch import nn
+from transformers import GPT2Config
 
 from hypermlp.bench.measure import peak_bytes
 from hypermlp.bench.step import training_step
@@ -32,7 +33,11 @@ def test_parameters_are_the_models(changes):
     assert model_parameters(config) == sum(p.numel() for p in HyperMLPForCausalLM(config).parameters())
 
 
-@pytest.mark.parametrize("changes", [*FORMS, ["training.precision=bfloat16"], ["training.gradient_checkpointing=true"]], ids=str)
+LONG = ["data.context=2048", "training.micro_batch=1"]
+FURTHER = [["training.precision=bfloat16"], ["training.gradient_checkpointing=true"], LONG, [*LONG, "model.mixer=R-cg-q-12o"]]
+
+
+@pytest.mark.parametrize("changes", [*FORMS, *FURTHER], ids=str)
 def test_memory_is_within_15_percent_of_a_real_step(changes):
     recipe = load_recipe("cpu-mini", [*SMALL, *changes])
     prepared = prepare(recipe.data, quiet=True)
@@ -108,9 +113,44 @@ def test_the_commands(capsys):
     assert "| the same with softmax attention |" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("tokenizer", "size"), [("bytes", 257), ("bpe:8000", 8000), ("gpt2", 50_257)])
+def test_the_vocabulary_is_the_tokenizers(tokenizer, size, capsys):
+    assert main(["flops", "demo", "--set", f"data.tokenizer={tokenizer}", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"]["embeddings"] == 128 * size
+
+
+def test_a_model_can_be_planned_without_a_recipe(tmp_path, capsys):
+    config = load_recipe("demo").model_config(257)
+    config.save_pretrained(tmp_path)
+    for place in (tmp_path, tmp_path / "config.json"):
+        assert main(["plan", str(place), "--set", "training.steps=2000", "--json", "-"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["parameters"] == model_parameters(config)
+        assert found["steps"] == 2000
+        assert main(["flops", str(place), "--json", "-"]) == 0
+        assert sum(json.loads(capsys.readouterr().out)["parameters"].values()) == model_parameters(config)
+
+
+def test_the_micro_batch_comes_out_even_on_many_gpus(capsys):
+    assert main(["plan", "lm-1.3b", "--gpu", "h100", "--count", "64", "--nodes", "8"]) == 0
+    assert "64 GPUs x 1 micro-batch x 2 sequences of 4096; 4, as in the recipe, do not come out even" in capsys.readouterr().out
+
+
+def test_a_model_of_another_kind_is_refused(tmp_path, capsys):
+    GPT2Config().save_pretrained(tmp_path)
+    for command in ("flops", "plan", "sample"):
+        assert main([command, str(tmp_path)]) == 2
+        assert "a model of type 'gpt2'; allowed: 'hypermlp'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["flops", "demo", "--vocab", "-3"], "--vocab is -3"),
+        (["flops", "demo", "--set", "data.tokenizer=somebody/tokenizer"], "how many tokens 'somebody/tokenizer' has is not known"),
+        (["plan", "demo", "--set", "model.num_hidden_layers=-1"], "num_hidden_layers is -1"),
+        (["plan", "demo", "--set", "model.hidden_size=1e3"], "hidden_size is '1e3'"),
+        (["plan", "demo", "--set", "model.vocab_size=100"], "model.vocab_size is 100; it must be at least the tokenizer's 257"),
         (["plan", "lm-340m", "--count", "0"], "--count"),
         (["plan", "lm-340m", "--count", "3"], "training.batch_tokens is 524288; it must be a multiple of"),
         (["plan", "lm-340m", "--count", "8", "--nodes", "3"], "--nodes is 3; it must be a divisor of --count = 8"),
