@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from hypermlp.bench import lm, mixers
+from hypermlp.bench import columns, lm, mixers
+from hypermlp.bench import table as efficiency
 from hypermlp.bench.op import Row, table
 from hypermlp.cells import recorded
 from hypermlp.cli import main
-from hypermlp.layers.registry import chosen_mixers
+from hypermlp.evals import run as evals
+from hypermlp.layers.registry import BASELINES, chosen_mixers
 from hypermlp.mad.protocol import cells, find_grid, grid_of, read_cell
 from hypermlp.mad.report import published_value, summarize
 from hypermlp.mad.tasks import TASKS
@@ -76,7 +78,23 @@ def test_what_the_large_runs_need(recipe, capsys):
 
 def test_what_peers_cost():
     rows = read_record(ROOT / "docs" / "results" / "bench-mixers.json")["results"]
-    assert mixers.table(rows) in (ROOT / "docs" / "baselines.md").read_text()
+    text = (ROOT / "docs" / "baselines.md").read_text()
+    assert mixers.table(rows) in text
+    times = {row["mixer"]: row["layer_ms"] for row in rows}
+    for name in BASELINES.keys() - {"softmax", "softmax-naive"}:
+        ratio = times[name] / times["softmax"]
+        assert f"{name} {ratio:.2f}" in text[text.index("One layer alone") :], f"{name} is {ratio:.2f} times softmax"
+
+
+def test_two_small_models_evaluated():
+    rows = read_record(ROOT / "docs" / "results" / "eval-local.json", "eval")["results"]
+    assert evals.table(rows) in (ROOT / "docs" / "evaluation.md").read_text()
+
+
+def test_the_efficiency_table():
+    rows = read_record(ROOT / "docs" / "results" / "bench-table.json", "bench-table")["results"]
+    assert [row["mixer"] for row in rows] == chosen_mixers(["all"])
+    assert columns.table(rows, efficiency.COUNTED + efficiency.TIMED) in (ROOT / "docs" / "performance.md").read_text()
 
 
 def test_how_peers_recall():

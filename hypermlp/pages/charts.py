@@ -57,7 +57,7 @@ def scatter_chart(points: Sequence[Point], *, x: str, y: str) -> str:
         body.append(f'<circle class="{escape(kind)}" tabindex="0" {where} data-tip="{escape(p.tip)}"/>')
         if p.name:
             names.append(f'<text class="name" x="{across(a) + 9:.1f}" y="{down(b) + 4:.1f}">{escape(p.name)}</text>')
-    return _svg([*frame, *body, *names], f"{y} against {x}")
+    return _svg([*frame, *names, *body], f"{y} against {x}")
 
 
 def interval_chart(rows: Sequence[tuple[str, float, float, float]], *, x: str, band: float = 0.0) -> str:
