@@ -54,6 +54,13 @@ def test_the_studys_learning_rate_is_the_best_of_its_tuning():
     assert lm_cell(size, "S", 1).recipe["training"]["learning_rate"] == best
 
 
+def test_two_rows_at_every_learning_rate():
+    wanted = tuning_cells(find_size("mini"), ["S-p", "G-cg-q-12o"])
+    results = [(cell, recorded(ROOT / "docs" / "results" / "study-rates", cell)) for cell in wanted]
+    table = tuning_table(tuning_losses(results))
+    assert table in (ROOT / "docs" / "study.md").read_text(), "docs/study.md does not show docs/results/study-rates"
+
+
 def test_the_study():
     folder = ROOT / "docs" / "results" / "study-mini"
     study = read_study(folder)

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hypermlp.config import MixerConfig
+from hypermlp.config import MixerConfig, require
 from hypermlp.layers.common import causal_conv_pair, rotate
 from hypermlp.layers.mixer import Heads, Mixer, positions_in_document
+from hypermlp.layers.step import is_plain
 from hypermlp.ops.layout import row_starts, slot_maps
 from hypermlp.ops.reference import Trace, trace
 from hypermlp.ops.types import Mix
@@ -70,6 +71,7 @@ class Capture:
 
     def mix(self, which: int, index: int, t: int, batch: int = 0) -> Tensor:
         """``[slots, slots]``: R of a branch (1) or head (2) as it is at a position; the identity where there is no mix."""
+        require("which", which, which in (1, 2), "1 or 2")
         count = self.width(t, batch)
         identity = torch.eye(count, dtype=self.heads.q.dtype, device=self.inputs.device)
         mix = (self.heads.mix1, self.heads.mix2)[which - 1]
@@ -145,10 +147,14 @@ def capture(layer: nn.Module, x: Tensor, *, starts: Tensor | None = None) -> Cap
     if not isinstance(layer, Mixer):
         raise ValueError(f"{type(layer).__name__} has no memory pool to look into; allowed: layers of a label, such as HyperGLU")
     config = layer.config
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj", "gates"):
+        part = getattr(layer, name)
+        if part is not None and not is_plain(part, nn.Linear):
+            raise ValueError(f"{name} has an adapter or hooks, and a capture reads its weights; merge the adapter, or remove the hooks")
     layer._check(x, None, starts)
     if layer.registers is not None:
         if starts is not None:
-            raise ValueError("a layer with registers is captured one whole sequence at a time; leave starts out")
+            raise ValueError("a layer with registers is captured one whole sequence at a time, without padding, packing or starts")
         x = torch.cat([layer.registers.to(x.dtype).expand(x.shape[0], -1, -1), x], dim=1)
     length, reach = x.shape[1], None
     if starts is not None:

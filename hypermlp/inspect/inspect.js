@@ -233,8 +233,11 @@ function listen() {
   byId("step").addEventListener("input", event => choose(+event.target.value));
   byId("dynamic")?.addEventListener("input", event => { state.dynamic = +event.target.value; drawRouting(); });
   const text = byId("text");
-  for (const kind of ["pointerover", "pointerdown"])
-    text.addEventListener(kind, event => { if (event.target.dataset.key) choose(+event.target.dataset.key); });
+  let resting = "";  // where the pointer is: text that is scrolled under a resting one is not pointed at
+  const moved = event => { const before = resting; resting = `${event.clientX},${event.clientY}`; return resting !== before; };
+  text.addEventListener("pointermove", moved);
+  text.addEventListener("pointerdown", event => { if (event.target.dataset.key) choose(+event.target.dataset.key); });
+  text.addEventListener("pointerover", event => { if (moved(event) && event.target.dataset.key) choose(+event.target.dataset.key); });
   text.addEventListener("keydown", event => {
     const to = { ArrowLeft: state.step - 1, ArrowRight: state.step + 1, Home: 0, End: length - 1 }[event.key];
     if (to === undefined) return;

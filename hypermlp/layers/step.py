@@ -53,14 +53,15 @@ def steps_natively(layer: Mixer, x: Tensor) -> bool:
     if autocast_enabled(x.device.type) or in_transform() or modules._global_forward_hooks or modules._global_forward_pre_hooks:
         return False
     linear = (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj, layer.gates)
-    if not all(_is_plain(part, nn.Linear) and part.weight.dtype == x.dtype for part in linear if part is not None):
+    if not all(is_plain(part, nn.Linear) and part.weight.dtype == x.dtype for part in linear if part is not None):
         return False
-    if not all(_is_plain(mix, SequenceMix) for mix in (layer.mix1, layer.mix2) if mix is not None):
+    if not all(is_plain(mix, SequenceMix) for mix in (layer.mix1, layer.mix2) if mix is not None):
         return False
     return choose_backend(layer.backend, x.device.type, config.activation) == "native"
 
 
-def _is_plain(part: nn.Module, kind: type) -> bool:
+def is_plain(part: nn.Module, kind: type) -> bool:
+    """Does it compute what its parameters say, and nothing else? Adapters and hooks do not."""
     return type(part) is kind and not part._forward_hooks and not part._forward_pre_hooks
 
 

@@ -8,7 +8,7 @@ import torch
 
 from hypermlp.budget import parameter_table
 from hypermlp.config import MixerConfig
-from hypermlp.theory.check import check
+from hypermlp.theory.check import check, largest
 from hypermlp.theory.geometry import bend
 from hypermlp.theory.mlp import T, far, full
 from hypermlp.theory.objects import Step, random_layer, random_rows
@@ -26,7 +26,7 @@ def a_narrow_readout_confines_the_update(base: str) -> float:
     columns, _ = torch.linalg.qr(layer.o_proj.weight)
     outside = outputs - outputs @ columns @ columns.T
     explicit = Step(layer, X).o(X[-1])
-    return max(float(outside.norm() / outputs.norm()), far(outputs[-1], explicit))
+    return largest(float(outside.norm() / outputs.norm()), far(outputs[-1], explicit))
 
 
 @check(
@@ -42,7 +42,7 @@ def a_narrow_address_only_narrows_conditioning(base: str) -> float:
     null = rows[layer.config.qk_width :]
     if far(step.real(x + 0.3 * rows[0]), step.real(x)) < 1e-3:
         return float("nan")
-    return max(far(step.real(x + 2 * direction), step.real(x)) for direction in null)
+    return largest(*(far(step.real(x + 2 * direction), step.real(x)) for direction in null))
 
 
 @check(
@@ -84,7 +84,7 @@ def an_adapter_adds_its_rank(base: str) -> float:
         weight += random_rows(weight.shape[0], rank, seed=4) @ random_rows(rank, weight.shape[1], seed=5)
         after = torch.stack([Step(layer, X).real(x) for x in queries])
         values = torch.linalg.svdvals(after - before)
-        worst = max(worst, float(values[rank] / values[0])) if values[0] > 1e-3 else float("nan")
+        worst = largest(worst, float(values[rank] / values[0])) if values[0] > 1e-3 else float("nan")
     return worst
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -43,7 +44,7 @@ class Outcome:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"measured": self.measured if math.isfinite(self.measured) else None}  # JSON has no NaN
 
 
 CHECKS: list[Check] = []
@@ -72,9 +73,21 @@ def check(
     return register
 
 
+class NotFiniteError(ArithmeticError):
+    """The operator gave a number that is none."""
+
+
+def largest(*values: float) -> float:
+    """``max``, but one that is not a number stays: Python's own drops it, or not, by its place."""
+    return math.nan if any(map(math.isnan, values)) else max(values)
+
+
 def run(found: Check, base: str) -> Outcome:
     began = time.perf_counter()
-    measured = float(found.measure(base))
+    try:
+        measured = float(found.measure(base))
+    except NotFiniteError:
+        measured = math.nan
     passed = measured >= found.tolerance if found.at_least else measured <= found.tolerance  # NaN is neither
     return Outcome(
         name=found.name,

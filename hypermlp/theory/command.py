@@ -12,11 +12,11 @@ from hypermlp.theory.check import BASES, CHECKS, Outcome, run
 
 INTRODUCTION = """# The paper's statements, measured
 
-Written by `hypermlp verify --doc docs/theory.md`; each row is also a test (`tests/theory`). Every statement of the paper that has
-computable content is measured on the real layer: objects (W1, W2, R, slots, measures) are built as matrices from the layer's
+Written by `hypermlp verify --doc docs/theory.md`; each row is also a test (`tests/theory`). Statements of the paper that have
+computable content are measured on the real layer: objects (W1, W2, R, slots, measures) are built as matrices from the layer's
 parameters (`hypermlp/theory/objects.py`), and the operator that the layer calls is asked for outputs, or, with unit vectors for
 values, for its readout weights. float64, D = 16, at most 16 slots, rank 3. A planted mistake in the operator makes checks fail:
-`tests/theory/test_statements.py` plants thirteen.
+`tests/theory/test_statements.py` plants fourteen.
 
 """
 

@@ -8,8 +8,9 @@ from torch import Tensor
 from hypermlp.config import MixerConfig
 from hypermlp.layers.mixer import Mixer
 from hypermlp.theory.check import check
-from hypermlp.theory.geometry import bend, boundary, static
-from hypermlp.theory.objects import Step
+from hypermlp.theory.geometry import bend, boundary
+from hypermlp.theory.mlp import T
+from hypermlp.theory.objects import Step, random_layer, random_rows
 
 
 def example(base: str, rows: Tensor, sources: list[int], target: int, directions: Tensor) -> Step:
@@ -101,7 +102,7 @@ def example_of_several_knots(base: str) -> float:
 @check(
     "Token-wise attention cannot bend",
     where="Proposition thm:app_strict_gap_summary",
-    says="bend of the example's boundary over that of the same head without mixing",
+    says="bend of the example's boundary over that of heads without mixing, or over 1e-9 where theirs is less",
     at_least=1e3,
 )
 def attention_without_mixing_cannot_bend(base: str) -> float:
@@ -110,4 +111,4 @@ def attention_without_mixing_cannot_bend(base: str) -> float:
     along = torch.linspace(-2, 2, 9, dtype=torch.float64)
     origin, right, up = torch.zeros(2).double(), torch.tensor([1.0, 0.0]).double(), torch.tensor([0.0, 1.0]).double()
     curved = curvature(boundary(step, 1, origin, right, up, along), along)
-    return curved / max(bend(static(base)), 1e-9)
+    return curved / max(bend(Step(random_layer(base, num_heads=1), random_rows(T))), 1e-9)

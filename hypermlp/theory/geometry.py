@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hypermlp.ops.types import Mix
-from hypermlp.theory.check import check
+from hypermlp.theory.check import check, largest
 from hypermlp.theory.mlp import T, far
 from hypermlp.theory.objects import Step, attend, random_layer, random_rows
 
@@ -62,7 +62,7 @@ def bend(step: Step) -> float:
             if found.isfinite().all():
                 straight = found[0] + (found[-1] - found[0]) * (places - places[0]) / (places[-1] - places[0])
                 apart = far(found, straight)
-                worst = apart if worst != worst else max(worst, apart)
+                worst = apart if worst != worst else largest(worst, apart)
     return worst
 
 
@@ -100,7 +100,7 @@ def the_output_is_linear_on_a_cell(base: str) -> float:
     worst = 0.0
     for x in random_rows(50, seed=3):
         A = step.W1(x, 0) @ torch.diag(pattern(step, x).double()) @ step.W2(x, 0)
-        worst = max(worst, far(step.real(x), x @ A / step.rho(step.h(x, 0))))
+        worst = largest(worst, far(step.real(x), x @ A / step.rho(step.h(x, 0))))
     return worst
 
 
@@ -121,7 +121,7 @@ def the_norm_breaks_linearity(base: str) -> float:
             scaled = [step.rho(step.h(point, 0)) * step.real(point) for point in points]
             if far(scaled[0] + scaled[2], 2 * scaled[1]) > 1e-9:
                 return float("nan")
-            worst = max(worst, far(before + after, 2 * here) / float(here.abs().max()))
+            worst = largest(worst, far(before + after, 2 * here) / float(here.abs().max()))
     return worst
 
 
@@ -156,7 +156,7 @@ def static_mixing_mixes_normals(base: str) -> float:
             moved[axis] = size
             if torch.equal(pattern(step, x + moved), on) and torch.equal(pattern(step, x - moved), on):
                 slope = (unnormalised(step, x + moved) - unnormalised(step, x - moved)) / (2 * size)
-                worst, seen = max(worst, far(slope[on], normals[axis][on])) if on.any() else worst, seen + 1
+                worst, seen = largest(worst, far(slope[on], normals[axis][on])) if on.any() else worst, seen + 1
     return worst if seen > 20 else float("nan")
 
 
@@ -207,7 +207,7 @@ def the_differential_has_three_terms(base: str) -> float:
         L, R, X = step.L1(x, 0), step.R(x, 1, 0), step.X1.T
         terms = dx @ L @ X @ R + x @ dL @ X @ R + x @ L @ X @ dR
         slope = (unnormalised(step, ahead) - unnormalised(step, behind)) / (2 * size)
-        worst, seen = max(worst, far(slope[on], terms[on]) / float(terms.abs().max())), seen + 1
+        worst, seen = largest(worst, far(slope[on], terms[on]) / float(terms.abs().max())), seen + 1
     return worst if seen > 5 else float("nan")
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hypermlp.layers.mixer import Mixer
 from hypermlp.ops.types import Mix
-from hypermlp.theory.check import check
+from hypermlp.theory.check import check, largest
 from hypermlp.theory.mlp import far
 from hypermlp.theory.objects import Step, attend, random_layer, random_rows
 
@@ -42,7 +42,7 @@ def mixes_extend_consistently(base: str) -> float:
     R_T, R_t = long.R(x, 1, 0), short.R(x, 1, 0)
     P = torch.eye(LONG, SHORT, dtype=x.dtype)
     padded = torch.nn.functional.pad(short.real_weights(x), (0, LONG - SHORT))
-    return max(far(R_T, P @ R_t @ P.T), far(long.real_weights(x), padded))
+    return largest(far(R_T, P @ R_t @ P.T), far(long.real_weights(x), padded))
 
 
 @check(
@@ -54,6 +54,22 @@ def mixes_extend_consistently(base: str) -> float:
 def older_rows_change_nothing_in_lag_order(base: str) -> float:
     long, short, x = long_and_short(base, lag=True, keep="newest")
     return far(long.real(x), short.real(x))
+
+
+@check(
+    "A window is a truncated history",
+    where="Theorem thm:core_lag_layout, Corollary cor:truncation-invariance",
+    says="the operator over a long history that starts at its newest rows against that over those alone; not a number if all give the same",
+    within=1e-9,
+)
+def a_window_is_a_truncated_history(base: str) -> float:
+    layer, X, x = random_layer(f"{base}-g-q-12o"), random_rows(LONG), random_rows(1, seed=4)[0]
+    long, short = Step(layer, X), Step(layer, X[-SHORT:])
+    starts = torch.full((1, 1), LONG - SHORT)
+    alone, window, whole = (
+        step.attend(*step.operands(x), step.values(), starts=where) for step, where in ((short, None), (long, starts), (long, None))
+    )
+    return far(window, alone) if far(whole, alone) > 1e-3 else float("nan")
 
 
 @check(
@@ -90,7 +106,7 @@ def the_realizable_family_is_monotone(base: str) -> float:
     for t in range(1, LONG):
         layer = random_layer(f"{base}-g-q-12o", seed=t)
         alone = Step(layer, X[-t:]).real(x)
-        worst = max(worst, far(Step(extended(layer, t), X).real(x), alone))
+        worst = largest(worst, far(Step(extended(layer, t), X).real(x), alone))
     return worst
 
 
@@ -130,5 +146,5 @@ def lag_kernels_are_causal_convolutions(base: str) -> float:
         h = scores[: t + 1].flip(0).clone()
         h[0] += fast[t]
         strength = torch.logaddexp(h[0], torch.zeros_like(h[0])) if base == "G" else 1.0
-        worst = max(worst, far(weights[t, t], strength * (h[0] / (h.square().sum() + 1e-12).sqrt()).clamp(min=0)))
+        worst = largest(worst, far(weights[t, t], strength * (h[0] / (h.square().sum() + 1e-12).sqrt()).clamp(min=0)))
     return worst

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hypermlp.theory.check import check
+from hypermlp.theory.check import check, largest
 from hypermlp.theory.objects import Step, random_layer, random_rows
 
 T = 9
@@ -32,7 +32,7 @@ def relu_is_diagonal_gating(base: str) -> float:
     for head, activation in enumerate(step.real_weights(x, mixed=False)):
         h = step.h(x, head)
         gated = h @ torch.diag((h > 0).double())
-        worst = max(worst, far(activation * step.rho(h), step.strength(x, head) * gated))
+        worst = largest(worst, far(activation * step.rho(h), step.strength(x, head) * gated))
     return worst
 
 
@@ -65,7 +65,7 @@ def fixed_weights_select_a_sub_network(base: str) -> float:
         patterns = [step.real_weights(point, mixed=False) > 0 for point in points]
         if torch.equal(patterns[0], patterns[1]) and torch.equal(patterns[1], patterns[2]):
             before, here, after = (step.rho(step.h(point, 0)) * step.real(point) for point in points)
-            worst, regions = max(worst, far(before + after, 2 * here)), regions + 1
+            worst, regions = largest(worst, far(before + after, 2 * here)), regions + 1
     return worst if regions > 5 else float("nan")
 
 
@@ -78,7 +78,7 @@ def fixed_weights_select_a_sub_network(base: str) -> float:
 def the_layer_is_a_dynamic_two_layer_mlp(base: str) -> float:
     layer, X = random_layer(full(base)), random_rows(T)
     outputs = layer(X[None])[0]
-    return max(far(outputs[t], Step(layer, X[: t + 1]).o(X[t])) for t in range(T))
+    return largest(*(far(outputs[t], Step(layer, X[: t + 1]).o(X[t])) for t in range(T)))
 
 
 @check(

@@ -19,6 +19,7 @@ from hypermlp.layers import mixer as layers
 from hypermlp.layers.common import causal_conv_pair
 from hypermlp.layers.mixer import Mixer
 from hypermlp.ops.types import Mix
+from hypermlp.theory.check import NotFiniteError
 
 SIZES = {"hidden_size": 16, "max_length": 16, "rank": 3}
 STD = 0.7  # far from the initialisation, so that everything matters
@@ -51,10 +52,14 @@ def attend(
     layout: str = "lag",
     eps: float = 1e-12,
     backend: str = "auto",
+    starts: Tensor | None = None,
 ) -> Tensor:
     """The operator that layers call, whichever that is: tests plant broken ones there."""
     operator = layers.attend  # type: ignore[attr-defined]
-    return operator(q, k, values, mix1, mix2, None, activation=activation, layout=layout, eps=eps, backend=backend)
+    out: Tensor = operator(q, k, values, mix1, mix2, starts, activation=activation, layout=layout, eps=eps, backend=backend)
+    if not out.isfinite().all():
+        raise NotFiniteError
+    return out
 
 
 class Gates(NamedTuple):
@@ -168,6 +173,6 @@ class Step:
         mix2 = None if layer.mix2 is None else Mix(layer.mix2.diag, layer.mix2.left, layer.mix2.right, gates.mix2[None, None])
         return q, k, mix1, mix2 if mixed else None
 
-    def attend(self, q: Tensor, k: Tensor, mix1: Mix | None, mix2: Mix | None, values: Tensor, *, backend: str = "auto") -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, mix1: Mix | None, mix2: Mix | None, values: Tensor, **how: Any) -> Tensor:
         config = self.config
-        return attend(q, k, values, mix1, mix2, activation=config.activation, layout=config.layout, eps=config.eps, backend=backend)
+        return attend(q, k, values, mix1, mix2, activation=config.activation, layout=config.layout, eps=config.eps, **how)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hypermlp.theory.check import check
+from hypermlp.theory.check import check, largest
 from hypermlp.theory.memory import alpha, pool, readout
 from hypermlp.theory.mlp import T, far, full
 from hypermlp.theory.objects import Step, attend, random_layer, random_rows
@@ -45,7 +45,7 @@ def slots_are_made_of_the_whole_context(base: str) -> float:
         R = step.R(x, 1, head)
         slots = torch.stack([sum(R[j, i] * step.X1[j] for j in range(T)) for i in range(T)])  # type: ignore[misc]
         addressed = weights / (step.strength(x, head)) * step.rho(step.h(x, head))
-        worst = max(worst, far(addressed, alpha(step, x, slots, head).clamp(min=0)))
+        worst = largest(worst, far(addressed, alpha(step, x, slots, head).clamp(min=0)))
     return worst
 
 
@@ -92,6 +92,21 @@ def registers_are_atoms_of_the_pool(base: str) -> float:
 
 
 @check(
+    "Registers are mixed like the context",
+    where="Remark rem:imp3_registers_mix",
+    says="a layer with 3 registers and mixing against the paper's objects over registers and context; not a number if they change nothing",
+    within=1e-9,
+)
+def registers_are_mixed_like_rows(base: str) -> float:
+    layer, X = random_layer(f"{base}-g-q-12o", num_registers=3), random_rows(6, seed=2)
+    registers = layer.registers
+    assert registers is not None
+    output = layer(X[None])[0, -1]
+    without = far(output, Step(layer, X).o(X[-1]))
+    return far(output, Step(layer, torch.cat([registers, X])).o(X[-1])) if without > 1e-3 else float("nan")
+
+
+@check(
     "Without activation the whole pool is read",
     where="Proposition prop:impE_linear_no_prune",
     says="the operator of x less that of -x, which has no activation, against the signed readout of the whole pool",
@@ -124,4 +139,4 @@ def noise_activates_half_of_its_slots(base: str) -> float:
     active = attend(q, k, values, None, None, activation=config.activation)[:, 0, 0] > 0
     scores = torch.einsum("bd,btd->bt", q[:, 0, 0], k[:, :, 0])
     wrong = float((active != (scores > 0)).double().mean())
-    return max(wrong, abs(float(active.sum(-1).double().mean()) / (rows / 2) - 1))
+    return largest(wrong, abs(float(active.sum(-1).double().mean()) / (rows / 2) - 1))

@@ -33,6 +33,16 @@ def test_contributions_are_the_output(layer, starts):
             torch.testing.assert_close(seen.contributions(t, batch).sum((0, 1)), out[batch, t], atol=1e-10, rtol=0)
 
 
+def test_what_is_more_than_its_weights_is_refused():
+    layer, x = HyperGLU(32, max_length=16), torch.randn(1, 5, 32)
+    hook = layer.o_proj.register_forward_hook(lambda module, given, out: out + 1)
+    with pytest.raises(ValueError, match="o_proj has an adapter or hooks"):
+        capture(layer, x)
+    hook.remove()
+    with pytest.raises(ValueError, match="which is 0; it must be 1 or 2"):
+        capture(layer, x).mix(0, 0, t=4)
+
+
 def test_both_layers_are_those_of_an_mlp(layer, starts):
     x = torch.randn(2, T, 32, dtype=torch.float64)
     seen, out, config = capture(layer, x, starts=starts), layer(x, starts=starts), layer.config

@@ -97,6 +97,19 @@ def test_in_a_browser(page, browser, screen):
     assert view.locator("#routing-map").is_visible()
 
 
+def test_keys_walk_past_a_resting_pointer(page, browser):
+    """Text that is scrolled under the pointer is not pointed at."""
+    view = browser(page, "phone")
+    view.wait_for_selector("body[data-ready]")
+    view.add_style_tag(content="#text { max-height: 60px !important; }")
+    view.locator("#text span").nth(4).hover()
+    view.locator("#text").focus()
+    for key, place in (("End", len(PROMPT)), ("Home", 1), ("End", len(PROMPT))):
+        view.keyboard.press(key)
+        view.wait_for_timeout(150)
+        assert view.locator("#where").inner_text().startswith(f"{place} of")
+
+
 def test_the_map_of_routing_is_the_layers(checkpoint, page, browser):
     """The script's active slots, at points of the plane, are those of the paper's objects and of the layer's parameters."""
     model, tokenizer = HyperMLPForCausalLM.from_pretrained(checkpoint).eval(), build_tokenizer("bytes", [])

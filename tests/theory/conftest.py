@@ -16,6 +16,8 @@ def mistaken(mistake):
 
     def attend(q, k, v, mix1, mix2, starts, *, activation, layout, eps, backend):
         Tq, Tk = q.shape[1], k.shape[1]
+        if mistake == "starts are ignored":
+            starts = None
         visible = visible_keys(starts, Tq, Tk, q.device)[:, None]
         if mistake == "the future is visible":
             visible = torch.ones_like(visible)
@@ -54,6 +56,10 @@ def mistaken(mistake):
     return attend
 
 
+def not_a_number(q, k, v, mix1, mix2, starts, **_how):
+    return torch.full((*q.shape[:2], *v.shape[2:]), torch.nan, dtype=q.dtype)
+
+
 def nonsense(q, k, v, mix1, mix2, starts, **_how):
     """Anything, and something else each time."""
     return 1e6 * torch.randn(*q.shape[:2], *v.shape[2:], dtype=q.dtype)
@@ -73,6 +79,7 @@ MISTAKES = [
     "relu for softplus",
     "the future is visible",
     "mixes are left out",
+    "starts are ignored",
 ]
 
 

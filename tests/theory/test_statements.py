@@ -10,7 +10,7 @@ from hypermlp.cli import main
 from hypermlp.theory.check import CHECKS, run
 from hypermlp.theory.command import INTRODUCTION
 from hypermlp.theory.objects import Step, random_layer, random_rows
-from tests.theory.conftest import MISTAKES, mistaken, nonsense
+from tests.theory.conftest import MISTAKES, mistaken, nonsense, not_a_number
 
 CASES = [pytest.param(found, base, id=f"{found.name}-{base}") for found in CHECKS for base in found.bases]
 ROOT = Path(__file__).parents[2]
@@ -28,6 +28,15 @@ def test_a_broken_operator_fails_the_check(found, base, planted):
         if not run(found, base).passed:
             return
     with planted(mistaken("mixes are left out")):
+        assert not run(found, base).passed
+
+
+COUNTS = {"a-step-costs-what-it-should", "training-overhead-is-quadratic-times-rank"}  # operations of the definition, not results
+
+
+@pytest.mark.parametrize(("found", "base"), [case for case in CASES if case.values[0].name not in COUNTS])
+def test_what_is_not_a_number_fails_the_check(found, base, planted):
+    with planted(not_a_number):
         assert not run(found, base).passed
 
 
@@ -74,4 +83,5 @@ def test_the_document_is_up_to_date():
     text = (ROOT / "docs" / "theory.md").read_text()
     assert text.startswith(INTRODUCTION)
     rows = [line for line in text.removeprefix(INTRODUCTION).splitlines() if line.endswith("| passed |")]
-    assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == [found.statement for found in CHECKS]
+    shown = [tuple(row.removeprefix("| ").split(" | ")[:3]) for row in rows]
+    assert shown == [(found.statement, found.where, found.says.replace("|", "\\|")) for found in CHECKS]
