@@ -100,7 +100,7 @@ def core_flops(config: Config, queries: int, keys: int | None = None) -> int:
 def state_bytes(config: Config, length: int, *, batch_size: int = 1, dtype: torch.dtype = torch.float32) -> int:
     """Bytes that decoding must keep after ``length`` positions: keys, values, and the inputs that the next convolution sees.
 
-    A ``MixerState`` holds somewhat more: spare capacity, and inputs for a rollback.
+    A ``MixerState`` may hold twice as much and more: spare capacity, and inputs for a rollback.
     """
     if length < 0 or batch_size < 1:
         raise ValueError(f"length is {length}, batch_size {batch_size}; they must be at least 0 and 1")
