@@ -76,7 +76,10 @@ def test_compiles_whole(label, compiler):
             assert_close(a, e, tolerance=1e-4)
 
 
-@pytest.mark.parametrize("label", ["G-cg-q-12o", "R-12!", "S-p"])
+SLOW_LABELS = [pytest.param(label, marks=pytest.mark.slow) for label in ("R-12!", "S-p")]
+
+
+@pytest.mark.parametrize("label", ["G-cg-q-12o", *SLOW_LABELS])
 def test_compiles_with_symbolic_lengths(label, compiler):
     layer = build_mixer(label, hidden_size=16, max_length=12, rank=2)
     compiled = compiler(layer, fullgraph=True, dynamic=True)

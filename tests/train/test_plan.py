@@ -14,7 +14,7 @@ from hypermlp.models import HyperMLPForCausalLM
 from hypermlp.ops.backends import use_backend
 from hypermlp.train.costs import model_flops_table, model_parameters, model_state_bytes, step_bytes
 from hypermlp.train.data import prepare
-from hypermlp.train.plan import GPUS, make_plan
+from hypermlp.train.plan import GPUS, even, make_plan
 from hypermlp.train.recipe import load_recipe
 
 SMALL = ["training.micro_batch=4", "training.batch_tokens=4096", "data.limit=200000"]
@@ -132,8 +132,9 @@ def test_a_model_can_be_planned_without_a_recipe(tmp_path, capsys):
 
 
 def test_the_micro_batch_comes_out_even_on_many_gpus(capsys):
-    assert main(["plan", "lm-1.3b", "--gpu", "h100", "--count", "64", "--nodes", "8"]) == 0
-    assert "64 GPUs x 1 micro-batch x 2 sequences of 4096; 4, as in the recipe, do not come out even" in capsys.readouterr().out
+    assert even(load_recipe("lm-1.3b"), 64).training.micro_batch == 2, "128 sequences"
+    assert main(["plan", "demo", "--count", "8", "--nodes", "2"]) == 0
+    assert "8 GPUs x 1 micro-batch x 2 sequences of 256; 16, as in the recipe, do not come out even" in capsys.readouterr().out
 
 
 def test_a_model_of_another_kind_is_refused(tmp_path, capsys):
