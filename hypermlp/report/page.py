@@ -68,11 +68,15 @@ def _tables(kind: Kind, records: Records, problems: list[str]) -> list[Shown]:
     groups: dict[str, Records] = defaultdict(list)
     for record in records:
         try:
-            kind.table([record])  # so that a damaged one does not take the others with it
+            _shown(kind, [record])  # so that a damaged one does not take the others with it
             groups[kind.belonging(record)].append(record)
         except Exception as error:  # whatever is wrong with what somebody wrote
             problems.append(f"{record.path}: not as its kind should be ({type(error).__name__}: {error})")
-    return [Shown(cells(kind.table(group)), f"{kind.about(group)}. {_origin(group)}.") for group in groups.values()]
+    return [_shown(kind, group) for group in groups.values()]
+
+
+def _shown(kind: Kind, group: Records) -> Shown:
+    return Shown(cells(kind.table(group)), f"{kind.about(group)}. {_origin(group)}.")
 
 
 def cells(markdown: str) -> Rows:

@@ -111,6 +111,8 @@ def test_what_is_damaged_is_left_out_and_named(runs, capsys):
     """The page shows all the rest."""
     for kind, results in DAMAGED.items():
         write_record(runs / "records" / f"{kind}.json", new_record(kind, {}, results))
+    good = new_record("bench-mixers", {}, []) | {"machine": "a word"}
+    write_record(runs / "records" / "machine.json", good)
     (runs / "records" / "half.json").write_text('{"format": 1,')
     (runs / "records" / "deep.json").write_text("[" * 100_000)
     (runs / "records" / "run").mkdir()
@@ -118,7 +120,7 @@ def test_what_is_damaged_is_left_out_and_named(runs, capsys):
     assert main(["report", str(runs), "--out", str(runs / "page.html")]) == 0
     said = capsys.readouterr().err
     page = (runs / "page.html").read_text()
-    for name in [*(f"{kind}.json" for kind in DAMAGED), "half.json", "deep.json", "metrics.jsonl"]:
+    for name in [*(f"{kind}.json" for kind in DAMAGED), "machine.json", "half.json", "deep.json", "metrics.jsonl"]:
         assert name in said
         assert name in page
     assert "0.750 ± 0.010" in page
