@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hypermlp import mad, workers
-from hypermlp.cells import Outcome, run_and_tell
+from hypermlp.cells import Outcome, run_and_tell, tell_people
 from hypermlp.mad.protocol import cells, find_grid
 from hypermlp.mad.run import check_mixers
 from hypermlp.mad.training import work as mad_work
@@ -20,8 +20,9 @@ from hypermlp.study import report
 from hypermlp.study.claims import CLAIMED
 from hypermlp.study.lm import RUNNING
 from hypermlp.study.lm import work as lm_work
-from hypermlp.study.protocol import SIZES, TUNING_ROWS, LmCell, find_rows, find_size, lm_cells, tuning_cells
+from hypermlp.study.protocol import SIZES, TUNING_ROWS, LmCell, Size, find_rows, find_size, lm_cells, tuning_cells
 from hypermlp.study.summary import read_study, summary
+from hypermlp.study.tuning import loss_of, tuned_rates
 from hypermlp.train.data import prepare
 from hypermlp.train.recipe import Recipe, build
 
@@ -34,15 +35,29 @@ def add_common(parser: argparse.ArgumentParser, folder: str) -> None:
     workers.add_arguments(parser)
 
 
-def run_lm(wanted: list[Any], folder: Path, where: workers.Local | workers.Cluster) -> Outcome:
+def run_lm(wanted: list[Any], folder: Path, where: workers.Local | workers.Cluster, *, evaluate: bool = False) -> Outcome:
     recipe: Recipe = build(Recipe, wanted[0].recipe, "")
     prepare(recipe.data)  # once, before many ask for it
-    outcome = run_and_tell(partial(lm_work, folder=folder.absolute()), wanted, folder, where)
+    outcome = run_and_tell(partial(lm_work, folder=folder.absolute(), evaluate=evaluate), wanted, folder, where)
     running = folder / RUNNING / "lm"
     if running.is_dir() and not any(running.iterdir()):
         running.rmdir()
         running.parent.rmdir()
     return outcome
+
+
+def tune_and_run(size: Size, rows: list[str], folder: Path, where: workers.Local | workers.Cluster) -> Outcome:
+    """Choose every row's learning rate, then train the reported models."""
+
+    def train(wanted: list[LmCell]) -> list[tuple[LmCell, dict[str, Any]]]:
+        outcome = run_lm(wanted, folder, where)
+        outcome.complain()
+        return outcome.results
+
+    rates = tuned_rates(size, rows, train)
+    if rates:
+        tell_people("learning rates: " + ", ".join(f"{row} {rate:g}" for row, rate in rates.items()))
+    return run_lm(list(lm_cells(size, rows, CLAIMED, rates)), folder, where, evaluate=size.evaluate)
 
 
 class RunCommand:
@@ -54,17 +69,18 @@ class RunCommand:
 
     @staticmethod
     def main(args: argparse.Namespace) -> None:
-        size, rows = find_size(args.size), find_rows(args.labels)
+        size = find_size(args.size)
+        rows = find_rows(args.labels, size)
         folder = Path(args.out or f"runs/study-{args.size}")
         where = workers.chosen(args)
         tasks = list(size.mad_tasks or mad.TASKS)
-        on_mad = [cell for row in rows for cell in cells(row, find_grid(size.mad), tasks)]
-        if "mad" in args.columns:
-            check_mixers(on_mad)
+        with_mad = "mad" in args.columns and bool(size.mad)
+        on_mad = [cell for row in rows for cell in cells(row, find_grid(size.mad), tasks)] if with_mad else []
+        check_mixers(on_mad)
         outcomes = []
         if "lm" in args.columns:
-            outcomes.append(run_lm(list(lm_cells(size, rows, CLAIMED)), folder, where))
-        if "mad" in args.columns:
+            outcomes.append(tune_and_run(size, rows, folder, where))
+        if with_mad:
             outcomes.append(run_and_tell(mad_work, on_mad, folder / "mad", where))
         for outcome in outcomes:
             outcome.complain()
@@ -82,7 +98,8 @@ class TuneCommand:
     @staticmethod
     def main(args: argparse.Namespace) -> None:
         folder = Path(args.out or f"runs/study-{args.size}-tuning")
-        wanted = list(tuning_cells(find_size(args.size), find_rows(args.labels)))
+        size = find_size(args.size)
+        wanted = list(tuning_cells(size, find_rows(args.labels, size)))
         outcome = run_lm(wanted, folder, workers.chosen(args))
         outcome.complain()
         print(tuning_table(tuning_losses(sorted(outcome.results, key=lambda result: wanted.index(result[0])))))
@@ -92,7 +109,7 @@ def tuning_losses(results: Iterable[tuple[LmCell, dict[str, Any]]]) -> dict[floa
     """Of every row, by learning rate."""
     losses: dict[float, dict[str, float]] = defaultdict(dict)
     for cell, result in results:
-        losses[cell.recipe["training"]["learning_rate"]][cell.mixer] = result["loss"]
+        losses[cell.rate][cell.mixer] = loss_of(result)
     return dict(sorted(losses.items()))
 
 

@@ -21,6 +21,7 @@ from hypermlp.train.costs import forward_flops_per_token
 from hypermlp.train.folder import BusyError
 from hypermlp.train.recipe import Recipe, build
 from hypermlp.train.run import train
+from hypermlp.train.trainer import BadLossError
 from hypermlp.workers import Progress
 
 RUNNING = "running"
@@ -39,8 +40,12 @@ class Telling(TrainerCallback):
             self.tell(Progress(state.global_step, state.max_steps, time.monotonic() - self.began, f"loss {logs['loss']:.3f}"))
 
 
-def work(cell: LmCell, device: str, tell: Callable[[Progress], None], *, folder: Path) -> dict[str, Any]:
-    """``folder`` holds the checkpoints while it runs: on a cluster, a shared one."""
+def work(cell: LmCell, device: str, tell: Callable[[Progress], None], *, folder: Path, evaluate: bool = False) -> dict[str, Any]:
+    """Train one model and return its results. A training that diverges has the loss None.
+
+    ``folder`` holds the checkpoints while it runs: on a cluster, a shared one. With ``evaluate``, the finished model goes through
+    the suite ``local`` and is kept in ``folder/models``.
+    """
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     began = time.monotonic()
@@ -48,12 +53,34 @@ def work(cell: LmCell, device: str, tell: Callable[[Progress], None], *, folder:
     run = record_path(folder / RUNNING, cell).with_suffix("")
     run.mkdir(parents=True, exist_ok=True)
     with open(run / "log.txt", "a") as log, contextlib.redirect_stdout(log):
-        final = _train_when_free(recipe, run, Telling(tell))
+        try:
+            final = _train_when_free(recipe, run, Telling(tell))
+        except BadLossError as error:
+            shutil.rmtree(run)
+            return {"loss": None, "diverged": str(error), "seconds": time.monotonic() - began}
     if final == run:
         raise RuntimeError("it was asked to stop; its checkpoint is kept")
     result = {**read_run(run, recipe, cell.loss), "seconds": time.monotonic() - began}
+    if evaluate:
+        kept = record_path(folder / "models", cell).with_suffix("")
+        result["local"] = _scores(final, device)
+        shutil.rmtree(kept, ignore_errors=True)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        final.rename(kept)
     shutil.rmtree(run)
     return result
+
+
+def _scores(model: Path, device: str) -> dict[str, Any]:
+    """Return the columns of the suite ``local`` for a saved model."""
+    from hypermlp.evals.run import evaluate  # needs lm_eval, which a study without evaluation does not
+
+    def silent(_: str) -> None:
+        """Drop the progress lines: the study prints its own."""
+
+    row = evaluate(str(model), "local", batch_size=32, max_length=None, limit=None, device=device, tell=silent)
+    scores: dict[str, Any] = row["scores"]
+    return scores
 
 
 def _train_when_free(recipe: Recipe, run: Path, telling: Telling) -> Path:

@@ -14,7 +14,8 @@ from hypermlp.train.recipe import load_recipe
 OTHER_READINGS = {"S-g-q": "S-cg-q", "R-2!": "R-2o!"}  # what the paper probably ran where its label says otherwise; docs/study.md
 ROWS = [*PAPER_ROWS, *OTHER_READINGS.values()]
 TUNING_ROWS = ["S-cg-q", "R-2o!", "R-pcg-q-12o", "G-pcg-q-12o"]  # in none of the claims' pairs
-LEARNING_RATES = [2e-3, 4e-3, 8e-3, 1.6e-2]
+LEARNING_RATES = [2e-3, 4e-3, 8e-3, 1.6e-2]  # of `study tune`
+HEADLINE_ROWS = ("G-cg-q-12o", "S-p", "S-pc", "R-cg-q-12o")
 LOSSES = {
     "validation": "of held-out documents, after the last step",
     "train": "estimated on the training documents, the mean of the last five evaluations, as the paper does",
@@ -28,12 +29,26 @@ class Size:
     recipe: str
     changes: tuple[str, ...] = ()
     """``section.key=value``, as for ``hypermlp train --set``."""
+    rows: tuple[str, ...] = tuple(ROWS)
+    """Labels or names of peers."""
+    rates: tuple[float, ...] = ()
+    """Learning rates that each row is tuned over, with ``tuning_seed``. Empty: every row has the recipe's rate."""
+    widen: bool = False
+    """Whether a row whose best rate is the lowest or highest one is tried at half or twice that rate as well."""
+    tuning_seed: int = 1
+    """The seed of the tuning. Its losses choose a rate and are not reported."""
     seeds: tuple[int, ...]
-    """Of rows that the claims use; the other rows have the first one."""
+    """The seeds that are reported, for every row."""
+    claimed_seeds: tuple[int, ...] = ()
+    """Further seeds of the rows that claims use."""
+    fewer_seeds: tuple[tuple[str, int], ...] = ()
+    """(row, count): rows that are reported with the first ``count`` seeds only."""
+    evaluate: bool = False
+    """Whether every reported model is also evaluated on the suite ``local``."""
     loss: str
     """One of LOSSES."""
-    mad: str
-    """The grid."""
+    mad: str = ""
+    """The grid of MAD; empty for none."""
     mad_tasks: tuple[str, ...] = ()
     """Empty for all."""
     about: str
@@ -68,13 +83,25 @@ SIZES = {
             "training.batch_tokens=4096",
             "training.micro_batch=16",
             "training.eval_every=50",
-            "training.learning_rate=1.6e-2",  # the best of `hypermlp study tune`: docs/results/study-tune
-            "training.min_learning_rate=1.6e-3",
         ),
-        seeds=(1, 2),
+        rates=(4e-3, 8e-3, 1.6e-2),
+        seeds=(2, 3),
+        claimed_seeds=(4,),
         loss="validation",
         mad="mini",
         about="a language model of a million parameters on Python's own source, and MAD's mini grid: a night on two cores",
+    ),
+    "headline": Size(
+        recipe="cpu-mini",
+        changes=("model.match_parameters=G-cg-q-12o", "training.eval_every=50"),
+        rows=HEADLINE_ROWS,
+        rates=(4e-3, 8e-3, 1.6e-2, 3.2e-2),
+        widen=True,
+        seeds=(2, 3, 4, 5, 6),
+        fewer_seeds=(("R-cg-q-12o", 3),),
+        evaluate=True,
+        loss="validation",
+        about="`cpu-mini` with equal parameters, each row at its own best learning rate, fresh seeds: nine hours of one core",
     ),
     "full": Size(
         recipe="nanogpt-124m",
@@ -101,6 +128,10 @@ class LmCell:
         return int(self.recipe["training"]["seed"])
 
     @property
+    def rate(self) -> float:
+        return float(self.recipe["training"]["learning_rate"])
+
+    @property
     def title(self) -> str:
         return f"{self.mixer}, seed {self.seed}"
 
@@ -109,8 +140,9 @@ class LmCell:
         return f"lm/{re.sub(r'[^A-Za-z0-9.!-]', '_', self.mixer)}-{self.seed}"
 
     def say(self, result: dict[str, Any]) -> str:
-        rate = self.recipe["training"]["learning_rate"]
-        return f"loss {result['loss']:.4f} with {result['parameters']:,} parameters, learning rate {rate:g}, {result['seconds']:.0f} s"
+        if result["loss"] is None:
+            return f"diverged at learning rate {self.rate:g}: {result['diverged']}"
+        return f"loss {result['loss']:.4f} with {result['parameters']:,} parameters, learning rate {self.rate:g}, {result['seconds']:.0f} s"
 
 
 def find_size(name: str) -> Size:
@@ -119,26 +151,33 @@ def find_size(name: str) -> Size:
     return SIZES[name]
 
 
-def find_rows(labels: list[str]) -> list[str]:
-    """Labels and names of peers, or "all"; each one is checked."""
+def find_rows(labels: list[str], size: Size) -> list[str]:
+    """Return checked labels and names of peers; "all" means all rows of the size."""
     if labels == ["all"]:
-        return ROWS
+        return list(size.rows)
     return list(dict.fromkeys(mixer_name(label) for label in labels))
 
 
-def lm_cell(size: Size, mixer: str, seed: int, *changes: str) -> LmCell:
+def lm_cell(size: Size, mixer: str, seed: int, rate: float | None = None) -> LmCell:
+    """Return the training of one row. ``rate`` is its learning rate, which decays to a tenth; None for the recipe's own."""
     ours = [f"model.mixer={mixer}", f"name=study {mixer}", f"training.seed={seed}", "training.report_to=[]", "training.keep=1"]
-    recipe = load_recipe(size.recipe, [*size.changes, *ours, *changes])
+    if rate is not None:
+        ours += [f"training.learning_rate={rate}", f"training.min_learning_rate={rate / 10}"]
+    recipe = load_recipe(size.recipe, [*size.changes, *ours])
     return LmCell(mixer=mixer, recipe=recipe.to_dict(), loss=size.loss)
 
 
-def lm_cells(size: Size, rows: list[str], claimed: set[str]) -> Iterator[LmCell]:
-    """First every row once, then the further seeds of the rows that claims use."""
-    yield from (lm_cell(size, row, size.seeds[0]) for row in rows)
-    yield from (lm_cell(size, row, seed) for seed in size.seeds[1:] for row in rows if row in claimed)
+def lm_cells(size: Size, rows: list[str], claimed: set[str], rates: dict[str, float] | None = None) -> Iterator[LmCell]:
+    """Yield the reported trainings, seed by seed, each row at its rate in ``rates`` (the recipe's where it has none)."""
+    fewer = dict(size.fewer_seeds)
+    for number, seed in enumerate((*size.seeds, *size.claimed_seeds)):
+        for row in rows:
+            wanted = number < len(size.seeds) or row in claimed
+            if wanted and number < fewer.get(row, number + 1):
+                yield lm_cell(size, row, seed, (rates or {}).get(row))
 
 
 def tuning_cells(size: Size, rows: list[str] = TUNING_ROWS) -> Iterator[LmCell]:
     for rate in LEARNING_RATES:
         for row in rows:
-            yield lm_cell(size, row, size.seeds[0], f"training.learning_rate={rate}", f"training.min_learning_rate={rate / 10}")
+            yield lm_cell(size, row, size.tuning_seed, rate)

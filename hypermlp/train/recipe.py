@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from hypermlp.config import is_integer, require
-from hypermlp.models import HyperMLPConfig
+from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
 
+MATCH, MATCH_TOLERANCE = "match_parameters", 0.005
 TOKENIZER_SIZES = {"bytes": 257, "gpt2": 50_257}
 RECIPE_FOLDERS = (Path(__file__).parents[1] / "recipes", Path(__file__).parents[2] / "recipes")  # installed, or a checkout
 
@@ -133,14 +135,15 @@ class Recipe:
     name: str
     """What it is called."""
     model: dict[str, Any]
-    """Fields of HyperMLPConfig. vocab_size and max_position_embeddings default to the tokenizer's and the context's."""
+    """Fields of HyperMLPConfig. vocab_size and max_position_embeddings default to the tokenizer's and the context's.
+    ``match_parameters: LABEL`` sets intermediate_size so that the model has as many parameters as with that label as its mixer."""
     data: DataSettings
     training: TrainingSettings
 
     def __post_init__(self) -> None:
-        known = {f.name for f in dataclasses.fields(HyperMLPConfig)}
+        known = {f.name for f in dataclasses.fields(HyperMLPConfig)} | {MATCH}
         for key in self.model:
-            require("model key", key, key in known, f"a field of HyperMLPConfig: {', '.join(sorted(known & _OWN_FIELDS))}")
+            require("model key", key, key in known, f"a field of HyperMLPConfig: {', '.join(sorted(known & (_OWN_FIELDS | {MATCH})))}")
         self.sequences_per_step  # noqa: B018 - raises if it does not divide
 
     @property
@@ -169,8 +172,10 @@ class Recipe:
 
     def model_config(self, vocab_size: int, **special_tokens: Any) -> HyperMLPConfig:
         defaults = {"vocab_size": vocab_size, "max_position_embeddings": self.data.context, **special_tokens}
+        settings = defaults | {key: value for key, value in self.model.items() if value is not None}
+        other = settings.pop(MATCH, None)
         try:
-            config = HyperMLPConfig(**(defaults | {key: value for key, value in self.model.items() if value is not None}))
+            config = HyperMLPConfig(**settings) if other is None else matched_config(settings, other)
         except Exception as error:  # transformers has errors of its own for wrong types
             raise ValueError(f"model: {error}") from error
         require("model.vocab_size", config.vocab_size, config.vocab_size >= vocab_size, f"at least the tokenizer's {vocab_size}")
@@ -183,6 +188,32 @@ class Recipe:
 
 
 _OWN_FIELDS = set(HyperMLPConfig.__annotations__)
+
+
+def matched_config(settings: dict[str, Any], mixer: str) -> HyperMLPConfig:
+    """Return the configuration whose MLP width brings its parameter count closest to that of the same model with ``mixer``.
+
+    Raises ValueError if the closest width is more than MATCH_TOLERANCE away, or if ``settings`` fixes the width.
+    """
+    given = settings.get("intermediate_size")
+    require("model.intermediate_size", given, given is None, f"left out: model.{MATCH} sets it")
+    target = _parameter_count(HyperMLPConfig(**(settings | {"mixer": mixer})))
+    own = HyperMLPConfig(**settings)
+    assert own.intermediate_size is not None
+    one_wider = HyperMLPConfig(**(settings | {"intermediate_size": own.intermediate_size + 1}))
+    count = _parameter_count(own)
+    width = own.intermediate_size + round((target - count) / (_parameter_count(one_wider) - count))
+    reachable = f"a mixer whose parameter count ({target:,}) some MLP width reaches; this model has {count:,}"
+    require(f"model.{MATCH}", mixer, width > 0, reachable)
+    config = HyperMLPConfig(**(settings | {"intermediate_size": width}))
+    off = abs(_parameter_count(config) / target - 1)
+    require(f"model.{MATCH}", mixer, off <= MATCH_TOLERANCE, f"{reachable}; the closest width is {off:.1%} off")
+    return config
+
+
+def _parameter_count(config: HyperMLPConfig) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in HyperMLPForCausalLM(config).parameters())
 
 
 def find_recipe(name: str) -> Path:

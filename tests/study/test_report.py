@@ -16,7 +16,7 @@ from hypermlp.study.summary import read_study
 def test_report_writes_page_table_and_summary(made_up, capsys):
     assert main(["study", "report", str(made_up), "--against", str(made_up)]) == 0
     out = capsys.readouterr().out
-    assert "| R-12o! | 1,000,000 | 2.00 | 2 | 3.0" in out
+    assert "| R-12o! | 1,000,000 | 2.00 | 3 | 3.0" in out
     assert "50.0 (49.4)" in out  # MAD beside the paper's
     assert "35 rows in common; largest difference of a loss 0.0000; rank correlation 1.00" in out
     summary = json.loads((made_up / "summary.json").read_text())

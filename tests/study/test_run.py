@@ -81,7 +81,7 @@ def test_learning_rates_are_tuned_on_other_rows():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--size", "tiny"], "unknown size 'tiny'; allowed: smoke, mini, full"),
+        (["--size", "tiny"], "unknown size 'tiny'; allowed: smoke, mini, headline, full"),
         (["--labels", "Q"], "unknown mixer 'Q'"),
         (["--jobs", "0"], "--jobs is 0"),
     ],

@@ -2,6 +2,7 @@
 
 import pytest
 
+from hypermlp.models import HyperMLPForCausalLM
 from hypermlp.train.recipe import load_recipe
 
 
@@ -60,3 +61,26 @@ def test_missing_keys(tmp_path):
 def test_a_model_that_cannot_be_is_a_plain_error(recipe_file, override):
     with pytest.raises(ValueError, match="model"):
         load_recipe(str(recipe_file), [override]).model_config(257)
+
+
+@pytest.mark.parametrize("mixer", ["S-p", "S-pc", "R-cg-q-12o", "G-cg-q-12o", "gla"])
+def test_parameters_are_matched_by_the_width_of_the_mlp(recipe_file, mixer):
+    def count(*overrides):
+        config = load_recipe(str(recipe_file), list(overrides)).model_config(257)
+        return sum(parameter.numel() for parameter in HyperMLPForCausalLM(config).parameters())
+
+    wanted = count("model.mixer=G-cg-q-12o", "model.hidden_size=64")
+    assert count(f"model.mixer={mixer}", "model.hidden_size=64", "model.match_parameters=G-cg-q-12o") == pytest.approx(wanted, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.match_parameters=Q"], "unknown mixer 'Q'"),
+        (["model.match_parameters=S-p", "model.intermediate_size=64"], "model.intermediate_size is 64; it must be left out"),
+        (["model.match_parameters=S-p", "data.context=512", "training.batch_tokens=2048", "model.mixer=G-cg-q-12o"], "some MLP width"),
+    ],
+)
+def test_parameters_that_cannot_be_matched(recipe_file, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        load_recipe(str(recipe_file), overrides).model_config(257)
