@@ -8,17 +8,17 @@ import pytest
 from hypermlp.bench import columns, lm, mixers
 from hypermlp.bench import table as efficiency
 from hypermlp.bench.op import Row, table
-from hypermlp.cells import recorded
 from hypermlp.cli import main
+from hypermlp.commands.study import tuning_losses, tuning_table
 from hypermlp.evals import run as evals
+from hypermlp.jobs.cells import recorded
 from hypermlp.layers.registry import BASELINES, chosen_mixers
 from hypermlp.mad.protocol import cells, find_grid, grid_of, read_cell
 from hypermlp.mad.report import published_value, summarize
 from hypermlp.mad.tasks import TASKS
-from hypermlp.records import read_record
+from hypermlp.reporting.records import read_record
 from hypermlp.study import report
 from hypermlp.study.claims import CLAIMED
-from hypermlp.study.command import tuning_losses, tuning_table
 from hypermlp.study.protocol import find_size, tuning_cells
 from hypermlp.study.summary import read_study, summary
 

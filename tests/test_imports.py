@@ -10,17 +10,12 @@ import hypermlp
 ROOT = Path(hypermlp.__file__).parent
 LEVELS = [
     {"label", "config"},
-    {"ops"},
-    {"layers"},
-    {"budget"},
+    {"ops", "reporting"},
+    {"layers", "testing", "jobs"},
     {"models"},
-    {"testing", "records", "pages"},
-    {"workers"},
-    {"cells"},
     {"train", "mad"},
-    {"study", "evals", "bench", "theory", "inspect", "info", "build"},
-    {"demo", "report"},
-    {"cli", "__main__"},
+    {"costs", "study", "evals", "bench", "theory", "inspect", "demo", "report"},
+    {"commands", "cli", "__main__"},
 ]
 LEVEL = {name: i for i, names in enumerate(LEVELS) for name in names}
 

@@ -16,7 +16,7 @@ from hypermlp.bench import mixers
 from hypermlp.bench.measure import WARMUPS, Work, interleaved_medians
 from hypermlp.bench.step import training_step
 from hypermlp.layers.registry import chosen_mixers
-from hypermlp.records import check_writable, new_record, write_record
+from hypermlp.reporting.records import check_writable, new_record, write_record
 from hypermlp.train.data import prepare
 from hypermlp.train.recipe import load_recipe
 

@@ -15,9 +15,9 @@ from hypermlp.bench.columns import Column
 from hypermlp.bench.measure import WARMUPS, Work, interleaved_medians, peak_bytes
 from hypermlp.bench.profiler import flops_seen
 from hypermlp.bench.step import training_step
-from hypermlp.budget import state_bytes
+from hypermlp.costs.mixer import state_bytes
+from hypermlp.costs.model import forward_flops_per_token, model_parameters
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
-from hypermlp.train.costs import forward_flops_per_token, model_parameters
 from hypermlp.train.data import PreparedData
 from hypermlp.train.recipe import Recipe, load_recipe
 

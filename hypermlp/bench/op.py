@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from hypermlp.bench.gate import check_backend
 from hypermlp.bench.measure import WARMUPS, Work, gemm_peak, interleaved_medians, peak_bytes
 from hypermlp.bench.softmax import SoftmaxAttention
-from hypermlp.budget import core_flops, forward_flops
 from hypermlp.config import MixerConfig
+from hypermlp.costs.mixer import core_flops, forward_flops
 from hypermlp.layers import Mixer
 from hypermlp.ops import available_backends, hyper_attention
 from hypermlp.ops.backends import BACKENDS
-from hypermlp.records import check_writable, new_record, write_record
+from hypermlp.reporting.records import check_writable, new_record, write_record
 from hypermlp.testing import op_inputs, randomise_
 
 GEMM_SIZE = 1536

@@ -11,10 +11,10 @@ import torch
 from hypermlp.bench.columns import Column, table
 from hypermlp.bench.measure import WARMUPS, Work, interleaved_medians, peak_bytes
 from hypermlp.bench.profiler import body_count, mixer_count
-from hypermlp.budget import forward_flops
+from hypermlp.costs.mixer import forward_flops
 from hypermlp.layers.registry import chosen_mixers
 from hypermlp.models import HyperMLPConfig, HyperMLPModel
-from hypermlp.records import check_writable, new_record, write_record
+from hypermlp.reporting.records import check_writable, new_record, write_record
 
 SETTING = {"hidden": 768, "layers": 12, "length": 1024}
 PAPER = {  # MFLOPs per token in its table, forward and training, by the profiler

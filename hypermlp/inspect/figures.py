@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hypermlp.inspect.panels import BINS, Head, Panels, Routing, pre_activations
-from hypermlp.records import write_bytes
+from hypermlp.reporting.records import write_bytes
 
 FORMATS = ("png", "svg")
 INCH = 2.4  # side of one small picture

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from hypermlp.inspect.panels import Head, Kernels, Layer, Panels, Routing
-from hypermlp.pages import Series, line_chart, render
+from hypermlp.reporting.charts import Series, line_chart
+from hypermlp.reporting.page import render
 
 HERE = Path(__file__).parent
 COLOURS = 8  # in page.css

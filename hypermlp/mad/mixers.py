@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hypermlp.jobs.workers import describe
 from hypermlp.layers import build_mixer
-from hypermlp.workers import describe
 
 MakeMixer = Callable[..., nn.Module]
 CONTRACT = "it must be a function make(hidden_size=..., max_length=...) that returns a causal module [B, T, D] -> [B, T, D]"

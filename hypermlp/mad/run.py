@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from hypermlp.cells import Teller
+from hypermlp.jobs.cells import Teller
+from hypermlp.jobs.workers import Tell
 from hypermlp.mad import mixers
 from hypermlp.mad.protocol import Cell, cells, find_grid
 from hypermlp.mad.report import Table, summarize
 from hypermlp.mad.tasks import TASKS, find_task
 from hypermlp.mad.training import run_cell
-from hypermlp.workers import Tell
 
 
 def check_mixers(wanted: list[Cell]) -> None:

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hypermlp.jobs.workers import Progress
 from hypermlp.mad.backbones import build_backbone
 from hypermlp.mad.mixers import MakeMixer, resolve
 from hypermlp.mad.protocol import Cell, Training
 from hypermlp.mad.published import Example
 from hypermlp.mad.settings import IGNORED
 from hypermlp.mad.tasks import both_splits, find_task
-from hypermlp.workers import Progress
 
 FLOOR = 1e-6  # of the cosine
 

@@ -9,10 +9,11 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
-from hypermlp.pages import Series, line_chart, render
-from hypermlp.records import check_writable, write_text
 from hypermlp.report.kinds import KINDS, Kind, Records
 from hypermlp.report.sources import Run, Sources, gather
+from hypermlp.reporting.charts import Series, line_chart
+from hypermlp.reporting.page import render
+from hypermlp.reporting.records import check_writable, write_text
 
 TEMPLATE = Path(__file__).parent / "report.html"
 COLOURS = 8  # in page.css

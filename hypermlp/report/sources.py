@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hypermlp.records import FORMAT, read_record
+from hypermlp.reporting.records import FORMAT, read_record
 
 Curve = list[tuple[int, float]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hypermlp.study.statistics import Interval, paired_effects
+from hypermlp.study.intervals import Interval, paired_effects
 
 MARGIN = 0.05  # nats within which two rows are called equally good
 

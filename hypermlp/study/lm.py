@@ -14,15 +14,15 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from hypermlp.cells import record_path
+from hypermlp.costs.model import forward_flops_per_token
+from hypermlp.jobs.cells import record_path
+from hypermlp.jobs.workers import Progress
 from hypermlp.models import HyperMLPConfig
 from hypermlp.study.protocol import LmCell
-from hypermlp.train.costs import forward_flops_per_token
 from hypermlp.train.folder import BusyError
 from hypermlp.train.recipe import Recipe, build
 from hypermlp.train.run import train
 from hypermlp.train.trainer import BadLossError
-from hypermlp.workers import Progress
 
 RUNNING = "running"
 PATIENCE = 30.0  # seconds

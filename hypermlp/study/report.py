@@ -9,10 +9,11 @@ from pathlib import Path
 from hypermlp.label import PAPER_ROWS
 from hypermlp.layers.registry import BASELINES
 from hypermlp.mad.report import PAPER_COLUMNS
-from hypermlp.pages import Point, Series, interval_chart, line_chart, render, scatter_chart
+from hypermlp.reporting.charts import Point, Series, interval_chart, line_chart, scatter_chart
+from hypermlp.reporting.page import render
 from hypermlp.study.claims import MARGIN, SUPPORTED, Verdict
+from hypermlp.study.intervals import Interval, spearman
 from hypermlp.study.protocol import LOSSES
-from hypermlp.study.statistics import Interval, spearman
 from hypermlp.study.summary import DIVERGED, ENOUGH, PAPER_LABEL, Row, Study
 
 TEMPLATE = Path(__file__).parent / "study.html"

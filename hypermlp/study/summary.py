@@ -12,10 +12,10 @@ from typing import Any
 from hypermlp.label import PAPER_ROWS
 from hypermlp.mad.protocol import Cell, read_cell
 from hypermlp.mad.report import Table, summarize
-from hypermlp.records import read_record
+from hypermlp.reporting.records import read_record
 from hypermlp.study.claims import Verdict, judge
+from hypermlp.study.intervals import Interval, spearman
 from hypermlp.study.protocol import OTHER_READINGS, ROWS, LmCell
-from hypermlp.study.statistics import Interval, spearman
 
 DIVERGED = {"S"}  # the paper's loss of it is a late divergence, not a target
 ENOUGH = 4  # rows for a rank correlation

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from hypermlp.budget import parameter_table
 from hypermlp.config import MixerConfig
+from hypermlp.costs.mixer import parameter_table
 from hypermlp.theory.check import check, largest
 from hypermlp.theory.geometry import bend
 from hypermlp.theory.mlp import T, far, full

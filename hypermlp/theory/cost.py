@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from hypermlp.budget import core_flops, flops_table, state_bytes
 from hypermlp.config import MixerConfig
+from hypermlp.costs.mixer import core_flops, flops_table, state_bytes
 from hypermlp.theory.check import check, largest
 from hypermlp.theory.mlp import T, far, full
 from hypermlp.theory.objects import SIZES, Step, random_layer, random_rows

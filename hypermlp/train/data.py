@@ -29,7 +29,7 @@ from hypermlp import __version__
 from hypermlp.train.checkpoints import file_digest
 from hypermlp.train.corpus import documents, source_files, stdlib_files
 from hypermlp.train.recipe import DataSettings
-from hypermlp.train.tokenizers import build_tokenizer, save_tokenizer
+from hypermlp.train.tokenization import build_tokenizer, save_tokenizer
 
 SPLITS = ("train", "validation")
 IGNORED = -100  # a target that counts for nothing

@@ -15,7 +15,7 @@ from hypermlp.evals import local, suites
 from hypermlp.evals.checkpoint import CheckpointLM
 from hypermlp.evals.run import evaluate, table
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
-from hypermlp.train.tokenizers import build_tokenizer, save_tokenizer
+from hypermlp.train.tokenization import build_tokenizer, save_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the harness has its own
 CONTEXT = 256

@@ -15,7 +15,7 @@ from hypermlp.inspect.panels import panels, pre_activations
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
 from hypermlp.testing import randomise_
 from hypermlp.theory.objects import Step
-from hypermlp.train.tokenizers import build_tokenizer
+from hypermlp.train.tokenization import build_tokenizer
 
 PROMPT = "def area(r):\n    <b>return</b> 3 * r ** 2\n"
 REGISTERS = 2

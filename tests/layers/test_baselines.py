@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from hypermlp import budget
+from hypermlp.costs import mixer as budget
 from hypermlp.layers import build_mixer
 from hypermlp.layers.baselines.base import Baseline
 from hypermlp.layers.registry import BASELINES, mixer_config

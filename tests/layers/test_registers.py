@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hypermlp import HyperGLU, Mixer
-from hypermlp.budget import forward_flops, parameter_count
+from hypermlp.costs.mixer import forward_flops, parameter_count
 from hypermlp.inspect import capture
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
 from hypermlp.testing import assert_close, randomise_

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from hypermlp.cells import recorded, run_cells
 from hypermlp.cli import main
+from hypermlp.jobs.cells import recorded, run_cells
+from hypermlp.jobs.workers import CellError, Cluster, Local
 from hypermlp.mad.protocol import GRIDS, cells
 from hypermlp.mad.training import work
-from hypermlp.workers import CellError, Cluster, Local
 
 cluster_utils = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed: pip install 'hypermlp[cluster]'")
 pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore::ResourceWarning")]

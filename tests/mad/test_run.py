@@ -11,13 +11,13 @@ import pytest
 from torch import nn
 
 from hypermlp import mad
-from hypermlp.cells import record_path, recorded, run_cells
 from hypermlp.cli import main
+from hypermlp.jobs.cells import record_path, recorded, run_cells
+from hypermlp.jobs.workers import CellError, Local
 from hypermlp.mad.protocol import GRIDS, Training, cells
 from hypermlp.mad.report import summarize
 from hypermlp.mad.training import work
-from hypermlp.records import read_record
-from hypermlp.workers import CellError, Local
+from hypermlp.reporting.records import read_record
 
 pytestmark = pytest.mark.usefixtures("server")
 
@@ -255,7 +255,7 @@ def test_a_worker_ends_with_whoever_started_it(tmp_path):
 from dataclasses import replace
 from hypermlp.mad.protocol import GRIDS, cells
 from hypermlp.mad.training import work
-from hypermlp.workers import Local
+from hypermlp.jobs.workers import Local
 (cell,) = cells("S-p", GRIDS["smoke"], ["compression"])
 cell = replace(cell, training=replace(cell.training, epochs=10**6, evaluate_every=10**6))
 import multiprocessing, threading, time

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from hypermlp import budget
+from hypermlp.costs import mixer as budget
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
 
 

@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from hypermlp.cells import record_path
+from hypermlp.jobs.cells import record_path
 from hypermlp.label import PAPER_ROWS
 from hypermlp.mad.protocol import GRIDS, cells
-from hypermlp.records import new_record, write_record
+from hypermlp.reporting.records import new_record, write_record
 from hypermlp.study.claims import CLAIMED
 from hypermlp.study.protocol import ROWS, SIZES, lm_cells
 from hypermlp.study.summary import PAPER_LABEL

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from hypermlp.cells import recorded
 from hypermlp.cli import main
+from hypermlp.jobs.cells import recorded
 from hypermlp.study.claims import CLAIMED
 from hypermlp.study.protocol import ROWS, SIZES, lm_cells, tuning_cells
 

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from hypermlp.cells import recorded
 from hypermlp.cli import main
+from hypermlp.jobs.cells import recorded
 from hypermlp.study import protocol
 from hypermlp.study.protocol import SIZES, lm_cell, lm_cells
 from hypermlp.study.tuning import best_rate, beyond_edge, tuned_rates

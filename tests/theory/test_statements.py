@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from hypermlp.cli import main
+from hypermlp.commands.verify import INTRODUCTION
 from hypermlp.theory.check import CHECKS, run
-from hypermlp.theory.command import INTRODUCTION
 from hypermlp.theory.objects import Step, random_layer, random_rows
 from tests.theory.conftest import MISTAKES, mistaken, nonsense, not_a_number
 

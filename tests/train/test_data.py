@@ -11,7 +11,7 @@ import torch
 from hypermlp.train.corpus import documents, stdlib_files
 from hypermlp.train.data import IGNORED, Sequences, prepare
 from hypermlp.train.recipe import DataSettings
-from hypermlp.train.tokenizers import build_tokenizer, from_ranks
+from hypermlp.train.tokenization import build_tokenizer, from_ranks
 
 
 @pytest.fixture

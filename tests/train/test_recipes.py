@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hypermlp.budget import parameter_count
+from hypermlp.costs.mixer import parameter_count
 from hypermlp.models import HyperMLPForCausalLM
 from hypermlp.train.recipe import RECIPE_FOLDERS, load_recipe
 from hypermlp.train.schedule import learning_rate_factor, optimizer_groups

@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from hypermlp.pages import Point, Series, interval_chart, line_chart, scatter_chart
-from hypermlp.pages.charts import ticks
+from hypermlp.reporting.charts import Point, Series, interval_chart, line_chart, scatter_chart, ticks
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from hypermlp.models import HyperMLPConfig
-from hypermlp.train.costs import (
+from hypermlp.costs.model import (
     STATE_BYTES,
     forward_flops_per_token,
     largest_layer,
@@ -22,6 +21,7 @@ from hypermlp.train.costs import (
     step_bytes,
     with_softmax,
 )
+from hypermlp.models import HyperMLPConfig
 from hypermlp.train.recipe import Recipe, load_recipe
 from hypermlp.train.sample import our_config
 

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from hypermlp.study.claims import AGAINST, CLAIMED, CLAIMS, SUPPORTED, UNDECIDED, judge
+from hypermlp.study.intervals import paired_effects, ranks, spearman, t975
 from hypermlp.study.protocol import ROWS, TUNING_ROWS
-from hypermlp.study.statistics import paired_effects, ranks, spearman, t975
 
 
 def test_ranks_share_what_is_equal():

@@ -12,7 +12,7 @@ import transformers
 from hypermlp.inspect import figures
 from hypermlp.inspect.page import page
 from hypermlp.inspect.panels import panels
-from hypermlp.records import check_writable, write_text
+from hypermlp.reporting.records import check_writable, write_text
 from hypermlp.train.sample import load
 
 LARGE = 8  # MB: phones take their time

@@ -1,6 +1,6 @@
 """What a whole model costs: parameters, FLOPs, decoding state, and the memory of a training step.
 
-A mixer's own costs are in hypermlp/budget.py; the formulas are explained in docs/train.md.
+A mixer's own costs are in hypermlp/costs/mixer.py; the formulas are explained in docs/train.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hypermlp.budget import flops_table, parameter_count, parameter_table, state_bytes
+from hypermlp.costs.mixer import flops_table, parameter_count, parameter_table, state_bytes
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
 from hypermlp.ops.backends import use_backend
 from hypermlp.ops.blocked import workspace_bytes

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hypermlp.costs.model import model_flops_table, model_parameter_table, model_state_bytes, with_softmax
 from hypermlp.models import HyperMLPConfig
-from hypermlp.train.costs import model_flops_table, model_parameter_table, model_state_bytes, with_softmax
 from hypermlp.train.recipe import load_recipe
 from hypermlp.train.sample import our_config
 

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from hypermlp.records import check_writable, new_record, read_record, write_record
-from hypermlp.workers import CellError, Cluster, Local, Progress, Results, Tell, Work
+from hypermlp.jobs.workers import CellError, Cluster, Local, Progress, Results, Tell, Work
+from hypermlp.reporting.records import check_writable, new_record, read_record, write_record
 
 
 class Cell(Protocol):

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from hypermlp.cli import COMMANDS, main
-from hypermlp.records import read_record
+from hypermlp.reporting.records import read_record
 
 
 def test_help_of_everything_fits_a_screen_and_shows_an_example(capsys):

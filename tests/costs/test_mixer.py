@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hypermlp import Mixer, MixerConfig
-from hypermlp.budget import core_flops, flops_table, forward_flops, parameter_count, parameter_table, state_bytes
+from hypermlp.costs.mixer import core_flops, flops_table, forward_flops, parameter_count, parameter_table, state_bytes
 from hypermlp.label import PAPER_ROWS
 
 # Parameters per mixer layer at width 128 and 128 slots, and at width 768 and 1024 slots.

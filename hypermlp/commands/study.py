@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hypermlp import mad, workers
-from hypermlp.cells import Outcome, run_and_tell, tell_people
+from hypermlp import mad
+from hypermlp.jobs import workers
+from hypermlp.jobs.cells import Outcome, run_and_tell, tell_people
 from hypermlp.mad.protocol import cells, find_grid
 from hypermlp.mad.run import check_mixers
 from hypermlp.mad.training import work as mad_work
-from hypermlp.records import write_record, write_text
+from hypermlp.reporting.records import write_record, write_text
 from hypermlp.study import report
 from hypermlp.study.claims import CLAIMED
 from hypermlp.study.lm import RUNNING

@@ -10,10 +10,10 @@ import pytest
 from hypermlp.cli import main
 from hypermlp.mad import protocol
 from hypermlp.mad.protocol import changed
-from hypermlp.records import new_record, write_record
 from hypermlp.report.kinds import KINDS
 from hypermlp.report.page import Cell, cells
 from hypermlp.report.sources import gather
+from hypermlp.reporting.records import new_record, write_record
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 

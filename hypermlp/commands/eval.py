@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hypermlp.evals import suites
-from hypermlp.records import check_writable, new_record, write_record
+from hypermlp.reporting.records import check_writable, new_record, write_record
 from hypermlp.train.sample import model_folder
 
 

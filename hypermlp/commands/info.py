@@ -10,7 +10,7 @@ from typing import Any
 from hypermlp import __version__
 from hypermlp.ops import build
 from hypermlp.ops.backends import BACKENDS, choose_backend
-from hypermlp.records import machine
+from hypermlp.reporting.records import machine
 
 OPTIONAL = ("triton", "transformers", "accelerate", "datasets", "lm_eval", "flash-linear-attention", "ray")
 

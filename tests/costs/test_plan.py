@@ -8,13 +8,13 @@ from transformers import GPT2Config
 
 from hypermlp.bench.measure import peak_bytes
 from hypermlp.bench.step import training_step
-from hypermlp.budget import CORE_PARTS
 from hypermlp.cli import main
+from hypermlp.costs.mixer import CORE_PARTS
+from hypermlp.costs.model import model_flops_table, model_parameters, model_state_bytes, step_bytes
+from hypermlp.costs.plan import GPUS, even, make_plan
 from hypermlp.models import HyperMLPForCausalLM
 from hypermlp.ops.backends import use_backend
-from hypermlp.train.costs import model_flops_table, model_parameters, model_state_bytes, step_bytes
 from hypermlp.train.data import prepare
-from hypermlp.train.plan import GPUS, even, make_plan
 from hypermlp.train.recipe import load_recipe
 
 SMALL = ["training.micro_batch=4", "training.batch_tokens=4096", "data.limit=200000"]

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from hypermlp.records import check_writable, write_text
+from hypermlp.reporting.records import check_writable, write_text
 from hypermlp.theory import budget, cost, gap, geometry, lag, learning, memory, mlp, practice  # noqa: F401  (they register)
 from hypermlp.theory.check import BASES, CHECKS, Outcome, run
 

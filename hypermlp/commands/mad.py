@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from hypermlp import workers
-from hypermlp.cells import run_and_tell
+from hypermlp.jobs import workers
+from hypermlp.jobs.cells import run_and_tell
 from hypermlp.layers.registry import chosen_mixers
 from hypermlp.mad.mixers import identify
 from hypermlp.mad.protocol import ACCURACIES, GRIDS, PRECISIONS, SCHEDULES, SCORES, Cell, cells, changed, find_grid

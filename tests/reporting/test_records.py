@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from hypermlp.records import new_record, read_record, write_record
+from hypermlp.reporting.records import new_record, read_record, write_record
 
 
 def test_round_trip(tmp_path):

@@ -1,7 +1,7 @@
 """Where cells are run: processes of this machine, or a Ray cluster. Both yield each cell with its result as it gets done.
 
 A cell is plain data with a ``title``; ``work(cell, device, tell)`` is a function that a process can import, and its result is a
-dictionary. What a cell is, how it is recorded and how a comparison is made of it: hypermlp/cells.py.
+dictionary. What a cell is, how it is recorded and how a comparison is made of it: hypermlp/jobs/cells.py.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Parameters, FLOPs and memory of mixers and models."""

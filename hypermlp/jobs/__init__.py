@@ -1,0 +1,1 @@
+"""Run many independent trainings, locally or on a Ray cluster, and record each result once."""
