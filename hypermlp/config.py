@@ -1,13 +1,12 @@
 """Every switch of a mixer layer."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import numbers
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
+from hypermlp.errors import UserError
 from hypermlp.label import Label
 
 TINY = 2.0**-126
@@ -56,14 +55,28 @@ class MixerConfig:
     """Standard deviation of the initial weights; biases and diagonals start at zero."""
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "max_length", "num_heads", "rank", "conv_kernel", "qk_width", "vo_width", "num_registers"):
+        for name in (
+            "hidden_size",
+            "max_length",
+            "num_heads",
+            "rank",
+            "conv_kernel",
+            "qk_width",
+            "vo_width",
+            "num_registers",
+        ):
             value, least = getattr(self, name), 0 if name.endswith("width") or name == "num_registers" else 1
             allowed = "an integer, 0 or more" if name == "num_registers" else "a positive integer"
             require(name, value, is_integer(value) and value >= least, allowed)
             object.__setattr__(self, name, int(value))
         for name in ("rope", "conv", "feature_gates", "mix1", "mix2"):
             require(name, getattr(self, name), isinstance(getattr(self, name), bool), "True or False")
-        require("activation", self.activation, self.activation in ACTIVATION_OF_BASE.values(), "'softmax', 'relu' or 'glu'")
+        require(
+            "activation",
+            self.activation,
+            self.activation in ACTIVATION_OF_BASE.values(),
+            "'softmax', 'relu' or 'glu'",
+        )
         require("layout", self.layout, self.layout in ("lag", "forward"), "'lag' or 'forward'")
         for name in ("eps", "rope_theta", "init_std"):
             value = getattr(self, name)
@@ -112,7 +125,9 @@ class MixerConfig:
         return self.vo_width // self.num_heads
 
     @classmethod
-    def from_label(cls, label: str | Label, *, hidden_size: int, max_length: int, compression: int = 4, **settings: Any) -> MixerConfig:
+    def from_label(
+        cls, label: str | Label, *, hidden_size: int, max_length: int, compression: int = 4, **settings: Any
+    ) -> Self:
         """The configuration of a label. ``compression`` divides the width of the side that q or v shrinks (the paper: 4 or 8)."""
         label = Label.parse(label) if isinstance(label, str) else label
         require("compression", compression, is_integer(compression) and compression > 0, "a positive integer")
@@ -120,7 +135,7 @@ class MixerConfig:
         known = {field.name for field in dataclasses.fields(cls)}
         for name in settings:
             if name not in known:
-                raise ValueError(f"unknown setting {name!r}; allowed: compression, {', '.join(sorted(known))}")
+                raise UserError(f"unknown setting {name!r}; allowed: compression, {', '.join(sorted(known))}")
         chosen: dict[str, Any] = {
             "activation": ACTIVATION_OF_BASE[label.base],
             "qk_width": divided(hidden_size, compression) if label.rank == "q" else hidden_size,
@@ -134,13 +149,15 @@ class MixerConfig:
         }
         clash = sorted(set(chosen) & set(settings) - {"qk_width", "vo_width"})
         if clash:
-            raise ValueError(f"label {str(label)!r} already sets {', '.join(clash)}; write another label, or build a MixerConfig yourself")
+            raise UserError(
+                f"label {str(label)!r} already sets {', '.join(clash)}; write another label, or build a MixerConfig yourself"
+            )
         return cls(hidden_size=hidden_size, max_length=max_length, **(chosen | settings))
 
 
 def require(name: str, value: object, holds: bool, allowed: str) -> None:
     if not holds:
-        raise ValueError(f"{name} is {value!r}; it must be {allowed}")
+        raise UserError(f"{name} is {value!r}; it must be {allowed}")
 
 
 def is_integer(value: object) -> bool:

@@ -7,11 +7,11 @@ mix       1 mixes before the activation, 2 after it, 12 both; o: slots in lag or
 !         mixes on top of full width: more parameters than attention
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
+
+from hypermlp.errors import UserError
 
 BASES = "SRG"
 FEATURES = "pcg"
@@ -43,14 +43,18 @@ class Label:
         if self.lag and not self.mix:
             raise _error(text, "o", "o after 1, 2 or 12: it is the layout of a mix")
         if self.full_width and (self.rank or not (self.mix or "g" in self.features)):
-            raise _error(text, "!", "! only without q or v, on a label with gates or a mix: it marks parameters beyond attention's")
+            raise _error(
+                text,
+                "!",
+                "! only without q or v, on a label with gates or a mix: it marks parameters beyond attention's",
+            )
         if self.mix and not (self.rank or self.full_width):
             raise _error(text, self.mix, f"a mix paid for by q or v, or marked with !: {text}!")
 
     @classmethod
-    def parse(cls, text: str) -> Label:
+    def parse(cls, text: str) -> Self:
         if not isinstance(text, str):
-            raise ValueError(f"a label must be a string, got {text!r}; {GRAMMAR}")
+            raise UserError(f"a label must be a string, got {text!r}; {GRAMMAR}")
         base, *parts = text.removesuffix("!").split("-")
         if base not in tuple(BASES):
             raise _error(text, base, f"one of {', '.join(BASES)} as the base")
@@ -58,7 +62,9 @@ class Label:
         kinds = (("features", FEATURES), ("rank", RANKS), ("mix", "12o"))
         expected = 0
         for part in parts:
-            matching = [i for i, (_, letters) in enumerate(kinds) if part and part[0] in letters and i >= expected]
+            matching = [
+                i for i, (_, letters) in enumerate(kinds) if part and part[0] in letters and i >= expected
+            ]
             if not matching:
                 raise _error(text, part[:1], "")
             name, letters = kinds[matching[0]]
@@ -74,11 +80,16 @@ class Label:
 
     def __str__(self) -> str:
         mix = self.mix + "o" * self.lag
-        return "-".join(part for part in (self.base, self.features, self.rank, mix) if part) + "!" * self.full_width
+        return (
+            "-".join(part for part in (self.base, self.features, self.rank, mix) if part)
+            + "!" * self.full_width
+        )
 
 
-def _error(text: str, wrong: str, allowed: str) -> ValueError:
-    return ValueError(f"label {text!r}: {wrong!r} is not allowed there; allowed: {allowed + '. Grammar: ' if allowed else ''}{GRAMMAR}")
+def _error(text: str, wrong: str, allowed: str) -> UserError:
+    return UserError(
+        f"label {text!r}: {wrong!r} is not allowed there; allowed: {allowed + '. Grammar: ' if allowed else ''}{GRAMMAR}"
+    )
 
 
 class PaperRow(NamedTuple):

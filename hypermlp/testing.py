@@ -1,8 +1,6 @@
 """For tests and benchmarks: random inputs, and comparisons that raise."""
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +20,15 @@ class OpInputs(NamedTuple):
     def tensors(self) -> list[Tensor]:
         return [self.q, self.k, self.v, *(self.mix1 or ()), *(self.mix2 or ())]
 
-    def to(self, dtype: torch.dtype) -> OpInputs:
+    def to(self, dtype: torch.dtype) -> "OpInputs":
         """Detached copies in another dtype."""
         q, k, v = (x.detach().to(dtype, copy=True) for x in (self.q, self.k, self.v))
-        mix1, mix2 = (mix and Mix(*(x.detach().to(dtype, copy=True) for x in mix)) for mix in (self.mix1, self.mix2))
+        mix1, mix2 = (
+            mix and Mix(*(x.detach().to(dtype, copy=True) for x in mix)) for mix in (self.mix1, self.mix2)
+        )
         return OpInputs(q, k, v, mix1, mix2)
 
-    def requires_grad(self) -> OpInputs:
+    def requires_grad(self) -> Self:
         for x in self.tensors():
             x.requires_grad_()
         return self
@@ -61,7 +61,9 @@ def op_inputs(
 
     def mix(count: int) -> Mix:
         left, right = (normal(count, slots, rank, scale=0.3) for _ in range(2))
-        return Mix(normal(count, slots, scale=0.3), left, right, torch.sigmoid(normal(batch, queries, count, rank)))
+        return Mix(
+            normal(count, slots, scale=0.3), left, right, torch.sigmoid(normal(batch, queries, count, rank))
+        )
 
     return OpInputs(
         normal(batch, queries, branches, qk_dim, scale=qk_dim**-0.5),
@@ -97,16 +99,22 @@ def relative_error(actual: Tensor, expected: Tensor, *, floor: float = 0.0) -> f
     return (actual - expected).abs().max().item() / (largest if largest > 0 else 1.0)
 
 
-def assert_close(actual: Tensor, expected: Tensor, *, tolerance: float, floor: float = 0.0, what: str = "result") -> None:
+def assert_close(
+    actual: Tensor, expected: Tensor, *, tolerance: float, floor: float = 0.0, what: str = "result"
+) -> None:
     """Raise unless the relative error is at most ``tolerance``."""
     error = relative_error(actual, expected, floor=floor)
     if not error <= tolerance:
         raise AssertionError(f"{what}: relative error {error:.3g} exceeds {tolerance:.3g}")
 
 
-def assert_no_worse(actual: Tensor, plain: Tensor, exact: Tensor, *, factor: float = 2.0, what: str = "result") -> None:
+def assert_no_worse(
+    actual: Tensor, plain: Tensor, exact: Tensor, *, factor: float = 2.0, what: str = "result"
+) -> None:
     """Raise unless ``actual`` is as near to ``exact`` as plain PyTorch in that dtype, within ``factor`` (and a few roundings)."""
     error, allowed = relative_error(actual, exact), factor * relative_error(plain, exact)
     rounding = 4 * torch.finfo(actual.dtype).eps
     if not error <= allowed + rounding:
-        raise AssertionError(f"{what}: relative error {error:.3g} exceeds {factor} x plain PyTorch's, {allowed:.3g}")
+        raise AssertionError(
+            f"{what}: relative error {error:.3g} exceeds {factor} x plain PyTorch's, {allowed:.3g}"
+        )

@@ -82,8 +82,12 @@ def browser(chromium):
         view.on("request", lambda request: asked.append(request.url))
         view.goto(file.as_uri())
         opened.append((view, problems, asked, [file.as_uri()]))
-        assert view.evaluate("document.documentElement.scrollWidth") <= SCREENS[screen]["width"], "something sticks out"
-        heights = "[...document.querySelectorAll('svg text')].map(t => t.getBoundingClientRect().height || 99)"
+        assert view.evaluate("document.documentElement.scrollWidth") <= SCREENS[screen]["width"], (
+            "something sticks out"
+        )
+        heights = (
+            "[...document.querySelectorAll('svg text')].map(t => t.getBoundingClientRect().height || 99)"
+        )
         assert view.evaluate(f"Math.min(99, ...{heights})") >= 8, "text of a few pixels"
         return view
 

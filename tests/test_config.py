@@ -8,13 +8,21 @@ from hypermlp.label import PAPER_ROWS
 
 
 def test_default_is_hyperglu():
-    assert MixerConfig(hidden_size=768, max_length=1024) == MixerConfig.from_label("G-cg-q-12o", hidden_size=768, max_length=1024)
+    assert MixerConfig(hidden_size=768, max_length=1024) == MixerConfig.from_label(
+        "G-cg-q-12o", hidden_size=768, max_length=1024
+    )
 
 
 def test_labels_set_the_switches():
     config = MixerConfig.from_label("R-pc-2!", hidden_size=64, max_length=8)
     assert (config.activation, config.rope, config.conv, config.feature_gates) == ("relu", True, True, False)
-    assert (config.mix1, config.mix2, config.layout, config.qk_width, config.vo_width) == (False, True, "forward", 64, 64)
+    assert (config.mix1, config.mix2, config.layout, config.qk_width, config.vo_width) == (
+        False,
+        True,
+        "forward",
+        64,
+        64,
+    )
     assert MixerConfig.from_label("S-c-v", hidden_size=64, max_length=8).vo_width == 16
     assert MixerConfig.from_label("R-cg-q", hidden_size=64, max_length=8, compression=8).qk_width == 8
 
@@ -63,4 +71,6 @@ def test_from_label_refuses_unknown_and_contradicting_settings():
 
 
 def test_numpy_integers_are_integers():
-    assert MixerConfig(hidden_size=np.int64(64), max_length=np.int32(8)) == MixerConfig(hidden_size=64, max_length=8)
+    assert MixerConfig(hidden_size=np.int64(64), max_length=np.int32(8)) == MixerConfig(
+        hidden_size=64, max_length=8
+    )

@@ -25,16 +25,24 @@ from hypermlp.study.summary import read_study, summary
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize(("document", "record"), [("README.md", "bench-op.json"), ("docs/performance.md", "bench-op-sweep.json")], ids=str)
+@pytest.mark.parametrize(
+    ("document", "record"),
+    [("README.md", "bench-op.json"), ("docs/performance.md", "bench-op-sweep.json")],
+    ids=str,
+)
 def test_benchmark_tables(document, record):
     rows = [Row(**row) for row in read_record(ROOT / "docs" / "results" / record, "bench-op")["results"]]
-    assert table(rows) in (ROOT / document).read_text(), f"{document} does not show docs/results/{record}; paste its table"
+    assert table(rows) in (ROOT / document).read_text(), (
+        f"{document} does not show docs/results/{record}; paste its table"
+    )
 
 
 @pytest.mark.parametrize("record", ["bench-lm.json", "bench-lm-stream.json"])
 def test_training_tables(record):
     rows = read_record(ROOT / "docs" / "results" / record, "bench-lm")["results"]
-    assert lm.table(rows) in (ROOT / "docs" / "performance.md").read_text(), f"docs/performance.md does not show docs/results/{record}"
+    assert lm.table(rows) in (ROOT / "docs" / "performance.md").read_text(), (
+        f"docs/performance.md does not show docs/results/{record}"
+    )
 
 
 def test_mad_tables():
@@ -42,20 +50,29 @@ def test_mad_tables():
     labels = ["S", "S-p", "R-cg-q", "R-cg-q-12o", "G-cg-q-12o", "R-12!", "R-12o!"]
     wanted = [cell for label in labels for cell in cells(label, find_grid("mini"), list(TASKS))]
     results = [(cell, recorded(ROOT / "docs" / "results" / "study-mini" / "mad", cell)) for cell in wanted]
-    assert str(summarize(results)) in (ROOT / "docs" / "mad.md").read_text(), "docs/mad.md does not show docs/results/study-mini/mad"
+    assert str(summarize(results)) in (ROOT / "docs" / "mad.md").read_text(), (
+        "docs/mad.md does not show docs/results/study-mini/mad"
+    )
 
 
 def test_learning_rates_of_rows_that_no_claim_uses():
-    results = [(cell, recorded(ROOT / "docs" / "results" / "study-tune", cell)) for cell in tuning_cells(find_size("mini"))]
+    results = [
+        (cell, recorded(ROOT / "docs" / "results" / "study-tune", cell))
+        for cell in tuning_cells(find_size("mini"))
+    ]
     table = tuning_table(tuning_losses(results))
-    assert table in (ROOT / "docs" / "study.md").read_text(), "docs/study.md does not show docs/results/study-tune"
+    assert table in (ROOT / "docs" / "study.md").read_text(), (
+        "docs/study.md does not show docs/results/study-tune"
+    )
 
 
 def test_two_rows_at_every_learning_rate():
     wanted = tuning_cells(find_size("mini"), ["S-p", "G-cg-q-12o"])
     results = [(cell, recorded(ROOT / "docs" / "results" / "study-rates", cell)) for cell in wanted]
     table = tuning_table(tuning_losses(results))
-    assert table in (ROOT / "docs" / "study.md").read_text(), "docs/study.md does not show docs/results/study-rates"
+    assert table in (ROOT / "docs" / "study.md").read_text(), (
+        "docs/study.md does not show docs/results/study-rates"
+    )
 
 
 def test_the_study():
@@ -68,7 +85,9 @@ def test_the_study():
     table = report.markdown(study)
     assert table == (folder / "table.md").read_text()
     below = table[table.index("Rank correlation") :].strip()
-    assert below in (ROOT / "docs" / "study.md").read_text(), "docs/study.md does not show docs/results/study-mini"
+    assert below in (ROOT / "docs" / "study.md").read_text(), (
+        "docs/study.md does not show docs/results/study-mini"
+    )
     low, value, high = (f"{summary(study)['spearman'][name]:.2f}" for name in ("low", "value", "high"))
     assert f"Spearman {value}, 95 % interval {low} to {high}, 32 rows" in (ROOT / "README.md").read_text()
 
@@ -77,7 +96,9 @@ def test_the_study():
 def test_what_the_large_runs_need(recipe, capsys):
     assert main(["plan", recipe, "--count", "8"]) == 0
     _, needs = capsys.readouterr().out.strip().split("\n", 1)
-    assert needs in (ROOT / "docs" / "train.md").read_text(), f"docs/train.md does not show `hypermlp plan {recipe} --count 8`"
+    assert needs in (ROOT / "docs" / "train.md").read_text(), (
+        f"docs/train.md does not show `hypermlp plan {recipe} --count 8`"
+    )
 
 
 def test_what_peers_cost():
@@ -87,7 +108,9 @@ def test_what_peers_cost():
     times = {row["mixer"]: row["layer_ms"] for row in rows}
     for name in BASELINES.keys() - {"softmax", "softmax-naive"}:
         ratio = times[name] / times["softmax"]
-        assert f"{name} {ratio:.2f}" in text[text.index("One layer alone") :], f"{name} is {ratio:.2f} times softmax"
+        assert f"{name} {ratio:.2f}" in text[text.index("One layer alone") :], (
+            f"{name} is {ratio:.2f} times softmax"
+        )
 
 
 def test_two_small_models_evaluated():
@@ -98,7 +121,10 @@ def test_two_small_models_evaluated():
 def test_the_efficiency_table():
     rows = read_record(ROOT / "docs" / "results" / "bench-table.json", "bench-table")["results"]
     assert [row["mixer"] for row in rows] == chosen_mixers(["all"])
-    assert columns.table(rows, efficiency.COUNTED + efficiency.TIMED) in (ROOT / "docs" / "performance.md").read_text()
+    assert (
+        columns.table(rows, efficiency.COUNTED + efficiency.TIMED)
+        in (ROOT / "docs" / "performance.md").read_text()
+    )
 
 
 def test_how_peers_recall():
@@ -112,7 +138,10 @@ def test_how_peers_recall():
     for mixer, found in results.items():
         published = published_value(mixer, "in-context-recall")
         shown = "" if published is None else f"{published:.1f}"
-        assert f"| {mixer} | {found['score']:.1%} | {found['steps']:,} | {found['parameters']:,} | {shown} |" in text
+        assert (
+            f"| {mixer} | {found['score']:.1%} | {found['steps']:,} | {found['parameters']:,} | {shown} |"
+            in text
+        )
 
 
 def test_recall_to_the_end():

@@ -9,7 +9,7 @@ import hypermlp
 
 ROOT = Path(hypermlp.__file__).parent
 LEVELS = [
-    {"label", "config"},
+    {"errors", "label", "config"},
     {"ops", "reporting"},
     {"layers", "testing", "jobs"},
     {"models"},

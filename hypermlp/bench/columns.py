@@ -1,7 +1,5 @@
 """Rows of results as a Markdown table."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,6 +10,9 @@ class Column(NamedTuple):
 
 
 def table(rows: list[dict[str, Any]], columns: list[Column]) -> str:
-    lines = ["| " + " | ".join(column.title for column in columns) + " |", "| --- |" + " ---: |" * (len(columns) - 1)]
+    lines = [
+        "| " + " | ".join(column.title for column in columns) + " |",
+        "| --- |" + " ---: |" * (len(columns) - 1),
+    ]
     lines += ["| " + " | ".join(column.show(row) for column in columns) + " |" for row in rows]
     return "\n".join(lines)

@@ -1,7 +1,5 @@
 """Interleaved timing and peak memory."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import statistics
@@ -18,7 +16,9 @@ Work = Callable[[], object]
 WARMUPS = 2
 
 
-def interleaved_medians(works: Mapping[str, Work], *, rounds: int, seconds: float, device: str = "cpu") -> dict[str, float]:
+def interleaved_medians(
+    works: Mapping[str, Work], *, rounds: int, seconds: float, device: str = "cpu"
+) -> dict[str, float]:
     """Median seconds of each piece of work, timed in turn: what slows the machine slows them all.
 
     At most ``rounds`` rounds, fewer (but at least three) once ``seconds`` have gone by.
@@ -66,7 +66,11 @@ def peak_bytes(work: Work, device: str = "cpu") -> int:
     with quiet_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
     held = peak = 0
-    for _, change in sorted((e.start_ns(), e.nbytes()) for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"):
+    for _, change in sorted(
+        (e.start_ns(), e.nbytes())
+        for e in profiler.profiler.kineto_results.events()
+        if e.name() == "[memory]"
+    ):
         held += change
         peak = max(peak, held)
     return peak + scratch_peak() if native else peak

@@ -1,7 +1,5 @@
 """``hypermlp bench lm --mixer all``: one model of a recipe with every mixer, side by side. Our form of the paper's efficiency table."""
 
-from __future__ import annotations
-
 import copy
 import json
 from typing import Any
@@ -36,15 +34,34 @@ COLUMNS = [
 ]
 
 
-def measure(recipe_name: str, changes: list[str], mixers: list[str], prepared: PreparedData, *, rounds: int, seconds: float) -> list[Any]:
+def measure(
+    recipe_name: str,
+    changes: list[str],
+    mixers: list[str],
+    prepared: PreparedData,
+    *,
+    rounds: int,
+    seconds: float,
+) -> list[Any]:
     """A row for each mixer; every kind of time is taken in turn over all of them."""
-    recipes = {mixer: load_recipe(recipe_name, [*changes, f"model.mixer={json.dumps(mixer)}"]) for mixer in mixers}
+    recipes = {
+        mixer: load_recipe(recipe_name, [*changes, f"model.mixer={json.dumps(mixer)}"]) for mixer in mixers
+    }
     share = seconds / 4
     vocab_size = len(prepared.tokenizer)
-    models = {mixer: HyperMLPForCausalLM(recipe.model_config(vocab_size)).eval() for mixer, recipe in recipes.items()}
-    forward = interleaved_medians({m: _forward(models[m], recipes[m]) for m in mixers}, rounds=rounds, seconds=share)
-    decode = interleaved_medians({m: _decode(models[m], recipes[m], rounds) for m in mixers}, rounds=rounds, seconds=share)
-    layer = interleaved_medians({m: _layer(models[m], recipes[m]) for m in mixers}, rounds=rounds, seconds=share)
+    models = {
+        mixer: HyperMLPForCausalLM(recipe.model_config(vocab_size)).eval()
+        for mixer, recipe in recipes.items()
+    }
+    forward = interleaved_medians(
+        {m: _forward(models[m], recipes[m]) for m in mixers}, rounds=rounds, seconds=share
+    )
+    decode = interleaved_medians(
+        {m: _decode(models[m], recipes[m], rounds) for m in mixers}, rounds=rounds, seconds=share
+    )
+    layer = interleaved_medians(
+        {m: _layer(models[m], recipes[m]) for m in mixers}, rounds=rounds, seconds=share
+    )
     steps = {mixer: training_step(recipe, prepared) for mixer, recipe in recipes.items()}
     train = interleaved_medians(steps, rounds=rounds, seconds=share)
     rows = []
@@ -61,7 +78,9 @@ def measure(recipe_name: str, changes: list[str], mixers: list[str], prepared: P
                 "decode_ms": 1000 * decode[mixer],
                 "forward_mflops_per_token": forward_flops_per_token(config, context) / 1e6,
                 "profiler_mflops_per_token": profiler_flops(models[mixer], recipe) / 1e6,
-                "state_bytes": sum(state_bytes(config.mixer_config(i), context) for i in range(config.num_hidden_layers)),
+                "state_bytes": sum(
+                    state_bytes(config.mixer_config(i), context) for i in range(config.num_hidden_layers)
+                ),
                 "train_peak_bytes": peak_bytes(steps[mixer]),
             }
         )
@@ -85,7 +104,9 @@ def _forward(model: HyperMLPForCausalLM, recipe: Recipe) -> Work:
 def _layer(model: HyperMLPForCausalLM, recipe: Recipe) -> Work:
     """One mixer alone, forward and backward, on a micro-batch."""
     layer = copy.deepcopy(model.model.layers[0].mixer).train()
-    x = torch.randn(recipe.training.micro_batch, recipe.data.context, model.config.hidden_size, requires_grad=True)
+    x = torch.randn(
+        recipe.training.micro_batch, recipe.data.context, model.config.hidden_size, requires_grad=True
+    )
 
     def work() -> None:
         layer(x).sum().backward()

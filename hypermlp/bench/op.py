@@ -1,7 +1,5 @@
 """``hypermlp bench op``: the operator and the layer against PyTorch's fused softmax attention at the same hidden size."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import math
@@ -19,6 +17,7 @@ from hypermlp.bench.measure import WARMUPS, Work, gemm_peak, interleaved_medians
 from hypermlp.bench.softmax import SoftmaxAttention
 from hypermlp.config import MixerConfig
 from hypermlp.costs.mixer import core_flops, forward_flops
+from hypermlp.errors import UserError
 from hypermlp.layers import Mixer
 from hypermlp.ops import available_backends, hyper_attention
 from hypermlp.ops.backends import BACKENDS
@@ -54,7 +53,9 @@ def forward_only(layer: Callable[[Tensor], Tensor], x: Tensor) -> Work:
     return work
 
 
-def forward_backward(layer: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor, leaves: list[Tensor]) -> Work:
+def forward_backward(
+    layer: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor, leaves: list[Tensor]
+) -> Work:
     def work() -> None:
         torch.autograd.grad(layer(x), leaves, grad)
 
@@ -75,10 +76,15 @@ class Case:
 def sweep_cases(threads: int) -> list[Case]:
     """Lengths at width 768, widths at length 1024, one thread, short sequences of small models, decoding."""
     training = ("core", "layer")
-    cases = [Case(2 if length <= 2048 else 1, length, 768, threads, training) for length in (128, 256, 512, 1024, 2048, 4096, 8192)]
+    cases = [
+        Case(2 if length <= 2048 else 1, length, 768, threads, training)
+        for length in (128, 256, 512, 1024, 2048, 4096, 8192)
+    ]
     cases += [Case(2, 1024, hidden, threads, training) for hidden in (128, 256, 1024)]
     cases += [Case(32, 128, 128, threads, training), Case(2, 1024, 768, 1, training)]
-    cases += [Case(batch, length, 768, threads, ("decode",)) for length in (256, 1024, 4096) for batch in (1, 8)]
+    cases += [
+        Case(batch, length, 768, threads, ("decode",)) for length in (256, 1024, 4096) for batch in (1, 8)
+    ]
     return cases
 
 
@@ -131,9 +137,14 @@ class OpBench:
         ).requires_grad()
 
         def ours(_x: Tensor) -> Tensor:
-            return hyper_attention(*inputs, activation=config.activation, layout=config.layout, backend=self.backend)
+            return hyper_attention(
+                *inputs, activation=config.activation, layout=config.layout, backend=self.backend
+            )
 
-        heads_first = {heads: torch.randn(3, case.batch, heads, case.length, case.hidden // heads).unbind(0) for heads in self.heads}
+        heads_first = {
+            heads: torch.randn(3, case.batch, heads, case.length, case.hidden // heads).unbind(0)
+            for heads in self.heads
+        }
         for q, k, v in heads_first.values():
             for x in (q, k, v):
                 x.requires_grad_()
@@ -147,11 +158,19 @@ class OpBench:
         flops = case.batch * core_flops(config, case.length)
         softmax_grads = {heads: torch.randn_like(heads_first[heads][0]) for heads in self.heads}
         return [
-            self.row("core forward", forward_only(ours, self.x), {h: forward_only(theirs(h), self.x) for h in self.heads}, flops),
+            self.row(
+                "core forward",
+                forward_only(ours, self.x),
+                {h: forward_only(theirs(h), self.x) for h in self.heads},
+                flops,
+            ),
             self.row(
                 "core forward+backward",
                 forward_backward(ours, self.x, grad, inputs.tensors()),
-                {h: forward_backward(theirs(h), self.x, softmax_grads[h], list(heads_first[h])) for h in self.heads},
+                {
+                    h: forward_backward(theirs(h), self.x, softmax_grads[h], list(heads_first[h]))
+                    for h in self.heads
+                },
                 3 * flops,
             ),
         ]
@@ -165,8 +184,18 @@ class OpBench:
             return forward_backward(module, x, grad, [x, *module.parameters()])
 
         return [
-            self.row("layer forward", forward_only(self.mixer, x), {h: forward_only(m, x) for h, m in self.softmax.items()}, flops),
-            self.row("layer forward+backward", both(self.mixer), {h: both(m) for h, m in self.softmax.items()}, 3 * flops),
+            self.row(
+                "layer forward",
+                forward_only(self.mixer, x),
+                {h: forward_only(m, x) for h, m in self.softmax.items()},
+                flops,
+            ),
+            self.row(
+                "layer forward+backward",
+                both(self.mixer),
+                {h: both(m) for h, m in self.softmax.items()},
+                3 * flops,
+            ),
         ]
 
     @torch.no_grad()
@@ -218,7 +247,9 @@ def table(rows: list[Row]) -> str:
             f"{row.ratio:.2f}",
             share,
         ]
-        lines.append("| " + " | ".join(map(str, [*cells, f"{row.ours_mib:.1f}", f"{row.softmax_mib:.1f}"])) + " |")
+        lines.append(
+            "| " + " | ".join(map(str, [*cells, f"{row.ours_mib:.1f}", f"{row.softmax_mib:.1f}"])) + " |"
+        )
     return "\n".join(lines)
 
 
@@ -227,12 +258,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=2, help="sequences (default: 2)")
     parser.add_argument("--length", type=int, default=1024, help="positions (default: 1024)")
     parser.add_argument("--hidden", type=int, default=768, help="width (default: 768)")
-    parser.add_argument("--softmax-heads", type=int, nargs="+", help="head counts of the rival; the faster one counts (default: 2 and 12)")
-    parser.add_argument("--backend", nargs="+", default=None, help="default: all that are available, except reference")
+    parser.add_argument(
+        "--softmax-heads",
+        type=int,
+        nargs="+",
+        help="head counts of the rival; the faster one counts (default: 2 and 12)",
+    )
+    parser.add_argument(
+        "--backend", nargs="+", default=None, help="default: all that are available, except reference"
+    )
     parser.add_argument("--threads", type=int, default=None, help="default: as many as PyTorch takes")
     parser.add_argument("--rounds", type=int, default=15, help="most timed rounds of a row (default: 15)")
-    parser.add_argument("--seconds", type=float, default=20, help="stop a row's rounds after so many seconds (default: 20)")
-    parser.add_argument("--sweep", action="store_true", help="many sizes instead of one: lengths, widths, threads, decoding")
+    parser.add_argument(
+        "--seconds", type=float, default=20, help="stop a row's rounds after so many seconds (default: 20)"
+    )
+    parser.add_argument(
+        "--sweep", action="store_true", help="many sizes instead of one: lengths, widths, threads, decoding"
+    )
     parser.add_argument("--json", metavar="FILE", help="write a record")
 
 
@@ -240,25 +282,30 @@ def main(args: argparse.Namespace) -> None:
     for name, least in (("batch", 1), ("length", 2), ("hidden", 1), ("rounds", 1), ("threads", 1)):
         value = getattr(args, name)
         if value is not None and value < least:
-            raise ValueError(f"--{name} is {value}; it must be at least {least}")
+            raise UserError(f"--{name} is {value}; it must be at least {least}")
     for heads in args.softmax_heads or []:
         if args.sweep:
-            raise ValueError("--softmax-heads does not go with --sweep, which has many widths")
+            raise UserError("--softmax-heads does not go with --sweep, which has many widths")
         if heads < 1 or args.hidden % heads:
-            raise ValueError(f"--softmax-heads has {heads}, which does not divide --hidden {args.hidden}")
+            raise UserError(f"--softmax-heads has {heads}, which does not divide --hidden {args.hidden}")
     if not 0 < args.seconds < math.inf:
-        raise ValueError(f"--seconds is {args.seconds}; it must be positive and finite")
+        raise UserError(f"--seconds is {args.seconds}; it must be positive and finite")
     if args.json:
         check_writable(args.json)
     threads = args.threads or torch.get_num_threads()
     cases = sweep_cases(threads) if args.sweep else [Case(args.batch, args.length, args.hidden, threads)]
-    configs = [MixerConfig.from_label(args.label, hidden_size=case.hidden, max_length=case.length) for case in cases]
+    configs = [
+        MixerConfig.from_label(args.label, hidden_size=case.hidden, max_length=case.length) for case in cases
+    ]
     activation = configs[0].activation
     able = [name for name in available_backends() if BACKENDS[name].unsupported("cpu", activation) is None]
     backends = args.backend or [name for name in able if name != "reference"]
     minutes = len(backends) * sum(4 * len(case.parts) for case in cases) * args.seconds / 60
     sizes = "one size" if len(cases) == 1 else f"{len(cases)} sizes"
-    print(f"{args.label} against softmax attention, float32; {sizes}, {max(1, round(minutes))} minutes at most", flush=True)
+    print(
+        f"{args.label} against softmax attention, float32; {sizes}, {max(1, round(minutes))} minutes at most",
+        flush=True,
+    )
     for backend in backends:
         print(f"{backend}: {check_backend(backend)} cases equal the reference", flush=True)
     rows: list[Row] = []
@@ -269,6 +316,8 @@ def main(args: argparse.Namespace) -> None:
             print(f"{done} of {len(cases) * len(backends)}: {backend} {case}", file=sys.stderr, flush=True)
     print(table(rows))
     if args.json:
-        settings: dict[str, Any] = {k: v for k, v in vars(args).items() if isinstance(v, (int, float, str, list, type(None)))}
+        settings: dict[str, Any] = {
+            k: v for k, v in vars(args).items() if isinstance(v, (int, float, str, list, type(None)))
+        }
         write_record(args.json, new_record("bench-op", settings, [asdict(row) for row in rows]))
         print(f"record: {args.json}")

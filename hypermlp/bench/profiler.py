@@ -8,8 +8,6 @@ Three of the paper's rows are written out below, term by term, as a plain PyTorc
 by the profiler itself, on this project's own PyTorch form. All counts here are per token.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -65,7 +63,9 @@ def _naive(config: SoftmaxConfig, length: int) -> Count:
 def _row_blocks(config: MixerConfig, length: int) -> Count:
     """HyperMLP and HyperGLU by blocks of rows that stop at the block's last position, without the diagonals of the mixes."""
     hidden, qk, vo, rank = config.hidden_size, config.qk_width, config.vo_width, config.rank
-    mixed = config.num_branches * config.mix1 + config.num_heads * config.mix2  # matrices of scores that a mix works on
+    mixed = (
+        config.num_branches * config.mix1 + config.num_heads * config.mix2
+    )  # matrices of scores that a mix works on
     blocks = ((first, min(first + ROW_BLOCK, length)) for first in range(0, length, ROW_BLOCK))
     columns = sum(end * (end - first) for first, end in blocks) / length  # mean over the rows
     glu = config.num_heads * columns * (config.activation == "glu")
@@ -75,7 +75,9 @@ def _row_blocks(config: MixerConfig, length: int) -> Count:
     # gates; the mixes' sums; their masks; scale times gate; rows of the output times 1 / rho
     forward = gated + mixed * columns + mixed * columns + glu + vo
     # a product has two gradients, a sum and a mask one; the norm's square, twice, and its sum with the other gradient
-    backward = 2 * gated + mixed * columns + mixed * columns + 2 * glu + 2 * vo + 3 * config.num_heads * columns
+    backward = (
+        2 * gated + mixed * columns + mixed * columns + 2 * glu + 2 * vo + 3 * config.num_heads * columns
+    )
     return Count(products + forward, 3 * products + forward + backward)
 
 
@@ -95,6 +97,10 @@ def profiled(config: Config, length: int) -> Count:
 
 def flops_seen(work: Work) -> float:
     """What the profiler counts of it, in our PyTorch form of the operator."""
-    with quiet_stderr(), use_backend("blocked"), profile(activities=[ProfilerActivity.CPU], with_flops=True) as profiler:
+    with (
+        quiet_stderr(),
+        use_backend("blocked"),
+        profile(activities=[ProfilerActivity.CPU], with_flops=True) as profiler,
+    ):
         work()
     return float(sum(event.flops for event in profiler.key_averages()))

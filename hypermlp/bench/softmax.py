@@ -1,7 +1,5 @@
 """What a user would pick instead: softmax attention of the same hidden size around PyTorch's fused kernel."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -27,7 +25,9 @@ class SoftmaxAttention(nn.Module):
     def cache(self, batch: int, length: int) -> tuple[Tensor, Tensor]:
         """Preallocated keys and values, ``[B, heads, length, width]``."""
         width = self.out.in_features // self.num_heads
-        keys, values = (torch.randn(batch, self.num_heads, length, width, dtype=self.out.weight.dtype) for _ in range(2))
+        keys, values = (
+            torch.randn(batch, self.num_heads, length, width, dtype=self.out.weight.dtype) for _ in range(2)
+        )
         return keys, values
 
     def step(self, x: Tensor, cache: tuple[Tensor, Tensor]) -> Tensor:

@@ -1,7 +1,5 @@
 """A training step to put on the clock."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 
@@ -26,8 +24,12 @@ def training_step(recipe: Recipe, prepared: PreparedData) -> Callable[[], None]:
     if training.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     first, second = training.betas
-    optimizer = AdamW(optimizer_groups(model, training), training.learning_rate, (first, second), training.eps)
-    sequences = Sequences(prepared, "train", recipe.data, count=BATCHES * training.micro_batch, seed=training.seed)
+    optimizer = AdamW(
+        optimizer_groups(model, training), training.learning_rate, (first, second), training.eps
+    )
+    sequences = Sequences(
+        prepared, "train", recipe.data, count=BATCHES * training.micro_batch, seed=training.seed
+    )
     chunks = [range(i * training.micro_batch, (i + 1) * training.micro_batch) for i in range(BATCHES)]
     batches = itertools.cycle([default_collate([sequences[i] for i in chunk]) for chunk in chunks])
 

@@ -1,7 +1,5 @@
 """``hypermlp bench table``: the paper's efficiency table, for every mixer in the same GPT-2 body."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from typing import Any
@@ -12,6 +10,7 @@ from hypermlp.bench.columns import Column, table
 from hypermlp.bench.measure import WARMUPS, Work, interleaved_medians, peak_bytes
 from hypermlp.bench.profiler import body_count, mixer_count
 from hypermlp.costs.mixer import forward_flops
+from hypermlp.errors import UserError
 from hypermlp.layers.registry import chosen_mixers
 from hypermlp.models import HyperMLPConfig, HyperMLPModel
 from hypermlp.reporting.records import check_writable, new_record, write_record
@@ -35,9 +34,17 @@ COUNTED = [
     Column("mixer", lambda row: row["mixer"]),
     Column("forward, MFLOPs/token", lambda row: f"{row['true_fwd_mflops_per_token']:.2f}"),
     Column("profiler's", lambda row: f"{row['fwd_mflops_per_token']:.2f}"),
-    Column("the paper's", lambda row: f"{row['paper_fwd_mflops_per_token']:.2f}" if row["paper_fwd_mflops_per_token"] else ""),
+    Column(
+        "the paper's",
+        lambda row: f"{row['paper_fwd_mflops_per_token']:.2f}" if row["paper_fwd_mflops_per_token"] else "",
+    ),
     Column("training, profiler's", lambda row: f"{row['train_mflops_per_token']:.2f}"),
-    Column("the paper's", lambda row: f"{row['paper_train_mflops_per_token']:.2f}" if row["paper_train_mflops_per_token"] else ""),
+    Column(
+        "the paper's",
+        lambda row: (
+            f"{row['paper_train_mflops_per_token']:.2f}" if row["paper_train_mflops_per_token"] else ""
+        ),
+    ),
     Column("forward in all, TFLOPs", lambda row: f"{row['true_fwd_tflops']:.3f}"),
     Column("profiler's", lambda row: f"{row['fwd_tflops']:.3f}"),
     Column("training in all", lambda row: f"{row['true_train_tflops']:.3f}"),
@@ -55,31 +62,42 @@ TIMED = [
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--mixer", nargs="+", default=["all"], metavar="NAME", help="labels and peers (default: all)")
+    parser.add_argument(
+        "--mixer", nargs="+", default=["all"], metavar="NAME", help="labels and peers (default: all)"
+    )
     parser.add_argument("--count-only", action="store_true", help="no clock: FLOPs alone")
     for name, value in SETTING.items():
         parser.add_argument(f"--{name}", type=int, default=value, help=f"default, as in the paper: {value}")
     parser.add_argument("--batch", type=int, help="default: 8 as in the paper, but 1 where a CPU is timed")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default=device, help=f"default here: {device}; cuda compiles, in bfloat16")
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default=device,
+        help=f"default here: {device}; cuda compiles, in bfloat16",
+    )
     parser.add_argument("--rounds", type=int, default=20, help="most timed passes of each kind (default: 20)")
-    parser.add_argument("--seconds", type=float, default=300, help="stop each kind after so many seconds (default: 300)")
-    parser.add_argument("--json", metavar="FILE", help="write a record; with --count-only, - prints the rows alone")
+    parser.add_argument(
+        "--seconds", type=float, default=300, help="stop each kind after so many seconds (default: 300)"
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", help="write a record; with --count-only, - prints the rows alone"
+    )
 
 
 def main(args: argparse.Namespace) -> None:
     if args.json == "-" and not args.count_only:
-        raise ValueError("--json - goes with --count-only; give a file for the record of timed rows")
+        raise UserError("--json - goes with --count-only; give a file for the record of timed rows")
     if args.json and args.json != "-":
         check_writable(args.json)
     if args.rounds < 3 or not args.seconds > 0:
-        raise ValueError(f"--rounds is {args.rounds}, --seconds {args.seconds}; at least 3, and positive")
+        raise UserError(f"--rounds is {args.rounds}, --seconds {args.seconds}; at least 3, and positive")
     if args.batch is None:
         args.batch = 8 if args.device == "cuda" or args.count_only else 1
     for name in (*SETTING, "batch"):
         if getattr(args, name) < 1:
-            raise ValueError(f"--{name} is {getattr(args, name)}; at least 1")
+            raise UserError(f"--{name} is {getattr(args, name)}; at least 1")
     if args.device == "cuda" and not torch.cuda.is_available() and not args.count_only:
-        raise ValueError("--device is cuda, and there is no GPU here; allowed: cpu, or --count-only")
+        raise UserError("--device is cuda, and there is no GPU here; allowed: cpu, or --count-only")
     configs = {mixer: _config(mixer, args) for mixer in chosen_mixers(args.mixer)}
     rows = [count(mixer, config, args.batch) for mixer, config in configs.items()]
     if args.json == "-":
@@ -89,13 +107,17 @@ def main(args: argparse.Namespace) -> None:
     if not args.count_only:
         passes = (args.rounds + WARMUPS) * len(configs)
         print(
-            f"counted; now at most {passes} passes of each kind on {args.device}, {args.seconds:.0f} s beyond the first three", flush=True
+            f"counted; now at most {passes} passes of each kind on {args.device}, {args.seconds:.0f} s beyond the first three",
+            flush=True,
         )
         measure(rows, configs, args)
         columns = COUNTED + TIMED
     print(table(rows, columns))
     if args.json:
-        settings = {name: getattr(args, name) for name in (*SETTING, "batch", "device", "rounds", "seconds", "count_only")}
+        settings = {
+            name: getattr(args, name)
+            for name in (*SETTING, "batch", "device", "rounds", "seconds", "count_only")
+        }
         write_record(args.json, new_record("bench-table", settings, rows))
         print(f"record: {args.json}")
 
@@ -136,7 +158,9 @@ def count(mixer: str, config: HyperMLPConfig, batch: int) -> dict[str, Any]:
 
 def measure(rows: list[dict[str, Any]], configs: dict[str, HyperMLPConfig], args: argparse.Namespace) -> None:
     """Adds to each row its times and memory; each kind is taken in turn over all mixers."""
-    tokens = torch.randint(256, (args.batch, args.length), generator=torch.Generator().manual_seed(0)).to(args.device)
+    tokens = torch.randint(256, (args.batch, args.length), generator=torch.Generator().manual_seed(0)).to(
+        args.device
+    )
     models = {mixer: _body(config, args.device) for mixer, config in configs.items()}
     works = [{mixer: kind(model, tokens) for mixer, model in models.items()} for kind in (_forward, _train)]
     how = {"rounds": args.rounds, "seconds": args.seconds, "device": args.device}

@@ -1,10 +1,9 @@
 """``hypermlp build``: builds the CPU kernels ahead of their first use, and reports."""
 
-from __future__ import annotations
-
 import argparse
 import time
 
+from hypermlp.errors import UserError
 from hypermlp.ops import build, native
 
 
@@ -22,7 +21,7 @@ def main(args: argparse.Namespace) -> None:
         build.build(quiet=True)
         native.load()
     except build.BuildError as error:
-        raise ValueError(error) from error
+        raise UserError(error) from error
     print(f"library   {path}")
     print(f"flags     {' '.join((*build.FLAGS, *build.extra_flags()))}")
     print(

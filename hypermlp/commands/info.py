@@ -1,7 +1,5 @@
 """``hypermlp info``: what is installed, what will run, and why something will not."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.metadata
 import json
@@ -20,7 +18,10 @@ def gather() -> dict[str, Any]:
     return {
         "hypermlp": __version__,
         "machine": machine(),
-        "backends": {name: "available" if reason is None else f"not available: {reason}" for name, reason in reasons.items()},
+        "backends": {
+            name: "available" if reason is None else f"not available: {reason}"
+            for name, reason in reasons.items()
+        },
         "auto": _auto(),
         "kernels": _kernels(),
         "packages": {name: _version(name) for name in OPTIONAL},

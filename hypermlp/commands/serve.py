@@ -1,13 +1,12 @@
 """``hypermlp serve``: transformers' own OpenAI-compatible server, for our models."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path
 
 from huggingface_hub.constants import HF_HUB_CACHE
 
+from hypermlp.errors import UserError
 from hypermlp.models import HyperMLPForCausalLM
 from hypermlp.train.sample import model_folder
 
@@ -27,7 +26,10 @@ def main(args: argparse.Namespace) -> None:
         from transformers.cli.serve import Serve
 
         Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # /v1/models fails without it
-        print(f"http://{args.host}:{args.port}/v1/completions; the model is {folder.resolve()}, or leave it out; Ctrl-C stops", flush=True)
+        print(
+            f"http://{args.host}:{args.port}/v1/completions; the model is {folder.resolve()}, or leave it out; Ctrl-C stops",
+            flush=True,
+        )
         Serve(str(folder.resolve()), host=args.host, port=args.port, device=args.device)
     except ImportError as error:
-        raise ValueError("serving needs more packages: pip install 'hypermlp[serve]'") from error
+        raise UserError("serving needs more packages: pip install 'hypermlp[serve]'") from error

@@ -1,7 +1,5 @@
 """``hypermlp study run``, ``tune`` and ``report``."""
 
-from __future__ import annotations
-
 import argparse
 import statistics
 from collections import defaultdict
@@ -21,7 +19,16 @@ from hypermlp.study import report
 from hypermlp.study.claims import CLAIMED
 from hypermlp.study.lm import RUNNING
 from hypermlp.study.lm import work as lm_work
-from hypermlp.study.protocol import SIZES, TUNING_ROWS, LmCell, Size, find_rows, find_size, lm_cells, tuning_cells
+from hypermlp.study.protocol import (
+    SIZES,
+    TUNING_ROWS,
+    LmCell,
+    Size,
+    find_rows,
+    find_size,
+    lm_cells,
+    tuning_cells,
+)
 from hypermlp.study.summary import read_study, summary
 from hypermlp.study.tuning import loss_of, tuned_rates
 from hypermlp.train.data import prepare
@@ -31,15 +38,21 @@ COLUMNS = ("lm", "mad")
 
 
 def add_common(parser: argparse.ArgumentParser, folder: str) -> None:
-    parser.add_argument("--size", default="mini", help="; ".join(f"{name}: {size.about}" for name, size in SIZES.items()))
+    parser.add_argument(
+        "--size", default="mini", help="; ".join(f"{name}: {size.about}" for name, size in SIZES.items())
+    )
     parser.add_argument("--out", metavar="FOLDER", help=f"where records go (default: {folder})")
     workers.add_arguments(parser)
 
 
-def run_lm(wanted: list[Any], folder: Path, where: workers.Local | workers.Cluster, *, evaluate: bool = False) -> Outcome:
+def run_lm(
+    wanted: list[Any], folder: Path, where: workers.Local | workers.Cluster, *, evaluate: bool = False
+) -> Outcome:
     recipe: Recipe = build(Recipe, wanted[0].recipe, "")
     prepare(recipe.data)  # once, before many ask for it
-    outcome = run_and_tell(partial(lm_work, folder=folder.absolute(), evaluate=evaluate), wanted, folder, where)
+    outcome = run_and_tell(
+        partial(lm_work, folder=folder.absolute(), evaluate=evaluate), wanted, folder, where
+    )
     running = folder / RUNNING / "lm"
     if running.is_dir() and not any(running.iterdir()):
         running.rmdir()
@@ -47,7 +60,9 @@ def run_lm(wanted: list[Any], folder: Path, where: workers.Local | workers.Clust
     return outcome
 
 
-def tune_and_run(size: Size, rows: list[str], folder: Path, where: workers.Local | workers.Cluster) -> Outcome:
+def tune_and_run(
+    size: Size, rows: list[str], folder: Path, where: workers.Local | workers.Cluster
+) -> Outcome:
     """Choose every row's learning rate, then train the reported models."""
 
     def train(wanted: list[LmCell]) -> list[tuple[LmCell, dict[str, Any]]]:
@@ -65,7 +80,9 @@ class RunCommand:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--labels", nargs="+", default=["all"], help="rows, or all (default)")
-        parser.add_argument("--columns", nargs="+", default=list(COLUMNS), choices=COLUMNS, help="default: both")
+        parser.add_argument(
+            "--columns", nargs="+", default=list(COLUMNS), choices=COLUMNS, help="default: both"
+        )
         add_common(parser, "runs/study-SIZE")
 
     @staticmethod
@@ -92,7 +109,10 @@ class TuneCommand:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
-            "--labels", nargs="+", default=TUNING_ROWS, help=f"rows (default: {' '.join(TUNING_ROWS)}, which no claim uses)"
+            "--labels",
+            nargs="+",
+            default=TUNING_ROWS,
+            help=f"rows (default: {' '.join(TUNING_ROWS)}, which no claim uses)",
         )
         add_common(parser, "runs/study-SIZE-tuning")
 
@@ -103,7 +123,9 @@ class TuneCommand:
         wanted = list(tuning_cells(size, find_rows(args.labels, size)))
         outcome = run_lm(wanted, folder, workers.chosen(args))
         outcome.complain()
-        print(tuning_table(tuning_losses(sorted(outcome.results, key=lambda result: wanted.index(result[0])))))
+        print(
+            tuning_table(tuning_losses(sorted(outcome.results, key=lambda result: wanted.index(result[0]))))
+        )
 
 
 def tuning_losses(results: Iterable[tuple[LmCell, dict[str, Any]]]) -> dict[float, dict[str, float]]:
@@ -128,9 +150,17 @@ class ReportCommand:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("folder", help="of records that `hypermlp study run` wrote")
-        parser.add_argument("--against", metavar="FOLDER", help="compare with the records there, such as docs/results/study-mini")
+        parser.add_argument(
+            "--against",
+            metavar="FOLDER",
+            help="compare with the records there, such as docs/results/study-mini",
+        )
         parser.add_argument("--title", default="HyperMLP: the design study", help="of the page")
-        parser.add_argument("--out", metavar="FOLDER", help="where index.html, table.md and summary.json go (default: beside the records)")
+        parser.add_argument(
+            "--out",
+            metavar="FOLDER",
+            help="where index.html, table.md and summary.json go (default: beside the records)",
+        )
 
     @staticmethod
     def main(args: argparse.Namespace) -> None:

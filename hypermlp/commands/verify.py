@@ -1,11 +1,10 @@
 """``hypermlp verify``: every statement of the paper that can be computed, measured on the real layer."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
 
+from hypermlp.errors import UserError
 from hypermlp.reporting.records import check_writable, write_text
 from hypermlp.theory import budget, cost, gap, geometry, lag, learning, memory, mlp, practice  # noqa: F401  (they register)
 from hypermlp.theory.check import BASES, CHECKS, Outcome, run
@@ -22,7 +21,9 @@ values, for its readout weights. float64, D = 16, at most 16 slots, rank 3. A pl
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="checks whose name or statement contains one of these words")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help="checks whose name or statement contains one of these words"
+    )
     parser.add_argument("--json", choices=("-",), help="print a list of objects instead of a table")
     parser.add_argument("--doc", metavar="FILE", help="write the table with an introduction")
 
@@ -31,9 +32,13 @@ def main(args: argparse.Namespace) -> None:
     if args.doc:
         check_writable(args.doc)
     words = [word.lower() for word in args.only or [""]]
-    wanted = [found for found in CHECKS if any(word in f"{found.name} {found.statement}".lower() for word in words)]
+    wanted = [
+        found for found in CHECKS if any(word in f"{found.name} {found.statement}".lower() for word in words)
+    ]
     if not wanted:
-        raise ValueError(f"no check contains {' or '.join(map(repr, args.only))}; allowed: {', '.join(found.name for found in CHECKS)}")
+        raise UserError(
+            f"no check contains {' or '.join(map(repr, args.only))}; allowed: {', '.join(found.name for found in CHECKS)}"
+        )
     outcomes = []
     for number, found in enumerate(wanted, 1):
         outcomes += [run(found, base) for base in found.bases]
@@ -46,15 +51,21 @@ def main(args: argparse.Namespace) -> None:
     if args.doc:
         write_text(args.doc, INTRODUCTION + table(outcomes) + "\n")
     if not args.json:
-        print(f"\n{len(outcomes) - len(failed)} of {len(outcomes)} passed, {sum(outcome.seconds for outcome in outcomes):.0f} s")
+        print(
+            f"\n{len(outcomes) - len(failed)} of {len(outcomes)} passed, {sum(outcome.seconds for outcome in outcomes):.0f} s"
+        )
     if failed:
-        raise ValueError(f"{len(failed)} failed: {', '.join(f'{outcome.name} ({outcome.layer})' for outcome in failed)}")
+        raise UserError(
+            f"{len(failed)} failed: {', '.join(f'{outcome.name} ({outcome.layer})' for outcome in failed)}"
+        )
 
 
 def table(outcomes: list[Outcome]) -> str:
     """Markdown; a statement is one row, with what was measured for each layer."""
     lines = [
-        "| statement | in the paper | what is measured | " + " | ".join(BASES.values()) + " | tolerance | verdict |",
+        "| statement | in the paper | what is measured | "
+        + " | ".join(BASES.values())
+        + " | tolerance | verdict |",
         "| --- | --- | --- |" + " ---: |" * len(BASES) + " ---: | --- |",
     ]
     by_name: dict[str, list[Outcome]] = {}
@@ -63,7 +74,15 @@ def table(outcomes: list[Outcome]) -> str:
     for group in by_name.values():
         first = group[0]
         measured = {outcome.layer: f"{outcome.measured:.2g}" for outcome in group}
-        cells = [first.statement, first.where, first.says, *(measured.get(layer, "") for layer in BASES.values())]
-        cells += [f"{'≥' if first.at_least else '≤'} {first.tolerance:g}", "passed" if all(o.passed for o in group) else "FAILED"]
+        cells = [
+            first.statement,
+            first.where,
+            first.says,
+            *(measured.get(layer, "") for layer in BASES.values()),
+        ]
+        cells += [
+            f"{'≥' if first.at_least else '≤'} {first.tolerance:g}",
+            "passed" if all(o.passed for o in group) else "FAILED",
+        ]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)

@@ -6,13 +6,12 @@ FLOPs are two per multiply-add of every contraction (projections, convolution, s
 for pairs of a query and a key that it sees. Element-wise work (gates, diagonals, activation, norm) is not counted.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import torch
 from torch import nn
 
+from hypermlp.errors import UserError
 from hypermlp.layers.baselines.base import Baseline, BaselineConfig
 from hypermlp.layers.baselines.parts import causal_pairs
 from hypermlp.layers.registry import Config, layer_of
@@ -64,12 +63,16 @@ def flops_table(config: Config, queries: int, keys: int | None = None) -> dict[s
     """Forward FLOPs by part, for the last ``queries`` of ``keys`` positions of one sequence (all of them by default)."""
     keys = queries if keys is None else keys
     if not 0 < queries <= keys:
-        raise ValueError(f"{queries} queries for {keys} keys; allowed: 0 < queries <= keys")
+        raise UserError(f"{queries} queries for {keys} keys; allowed: 0 < queries <= keys")
     if isinstance(config, BaselineConfig):
         layer = _peer(config)
         matrices = sum(module.weight.numel() for module in layer.modules() if isinstance(module, nn.Linear))
         conv = sum(parameter.numel() for name, parameter in layer.named_parameters() if name == "conv")
-        return {"projections": 2 * queries * matrices, "conv": 2 * queries * conv, "core": layer.core_flops(queries, keys)}
+        return {
+            "projections": 2 * queries * matrices,
+            "conv": 2 * queries * conv,
+            "core": layer.core_flops(queries, keys),
+        }
     pairs = causal_pairs(queries, keys) + queries * config.num_registers
     rows = queries + config.num_registers  # that keys and values are made from
     hidden, qk, vo = config.hidden_size, config.qk_width, config.vo_width
@@ -77,7 +80,11 @@ def flops_table(config: Config, queries: int, keys: int | None = None) -> dict[s
         "projections": 2 * (queries + rows) * hidden * (qk + vo),
         "conv": 2 * rows * 2 * hidden * config.conv_kernel * config.conv,
         "feature_gates": 2 * queries * hidden * (qk + vo) * config.feature_gates,
-        "mix_gates": 2 * queries * hidden * config.rank * (config.num_branches * config.mix1 + config.num_heads * config.mix2),
+        "mix_gates": 2
+        * queries
+        * hidden
+        * config.rank
+        * (config.num_branches * config.mix1 + config.num_heads * config.mix2),
         "scores": 2 * pairs * qk,
         "mix1": 2 * pairs * 2 * config.rank * config.num_branches * config.mix1,
         "mix2": 2 * pairs * 2 * config.rank * config.num_heads * config.mix2,
@@ -85,7 +92,13 @@ def flops_table(config: Config, queries: int, keys: int | None = None) -> dict[s
     }
 
 
-CORE_PARTS = ("scores", "mix1", "mix2", "readout", "core")  # what the operator does; the rest is the layer around it
+CORE_PARTS = (
+    "scores",
+    "mix1",
+    "mix2",
+    "readout",
+    "core",
+)  # what the operator does; the rest is the layer around it
 
 
 def forward_flops(config: Config, queries: int, keys: int | None = None) -> int:
@@ -97,13 +110,15 @@ def core_flops(config: Config, queries: int, keys: int | None = None) -> int:
     return sum(table.get(part, 0) for part in CORE_PARTS)
 
 
-def state_bytes(config: Config, length: int, *, batch_size: int = 1, dtype: torch.dtype = torch.float32) -> int:
+def state_bytes(
+    config: Config, length: int, *, batch_size: int = 1, dtype: torch.dtype = torch.float32
+) -> int:
     """Bytes that decoding must keep after ``length`` positions: keys, values, and the inputs that the next convolution sees.
 
     A ``MixerState`` may hold twice as much and more: spare capacity, and inputs for a rollback.
     """
     if length < 0 or batch_size < 1:
-        raise ValueError(f"length is {length}, batch_size {batch_size}; they must be at least 0 and 1")
+        raise UserError(f"length is {length}, batch_size {batch_size}; they must be at least 0 and 1")
     if isinstance(config, BaselineConfig):
         once, twice = (_bytes_held(config, count, dtype) for count in (1, 2))
         return batch_size * (once + (length - 1) * (twice - once)) if length > 0 else 0

@@ -3,8 +3,6 @@
 A mixer's own costs are in hypermlp/costs/mixer.py; the formulas are explained in docs/train.md.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +20,11 @@ from hypermlp.ops.backends import use_backend
 from hypermlp.ops.blocked import workspace_bytes
 from hypermlp.train.recipe import Recipe
 
-STATE_BYTES = {"weights": 4, "gradients": 4, "optimizer": 8}  # for a parameter: float32, and AdamW's two moments
+STATE_BYTES = {
+    "weights": 4,
+    "gradients": 4,
+    "optimizer": 8,
+}  # for a parameter: float32, and AdamW's two moments
 
 
 def model_parameter_table(config: HyperMLPConfig) -> dict[str, int]:
@@ -31,7 +33,10 @@ def model_parameter_table(config: HyperMLPConfig) -> dict[str, int]:
     for index in range(config.num_hidden_layers):
         for part, count in parameter_table(config.mixer_config(index)).items():
             parts[f"mixer: {part}"] = parts.get(f"mixer: {part}", 0) + count
-    tables = config.vocab_size * (1 if config.tie_word_embeddings else 2) + config.max_position_embeddings * config.learned_positions
+    tables = (
+        config.vocab_size * (1 if config.tie_word_embeddings else 2)
+        + config.max_position_embeddings * config.learned_positions
+    )
     return parts | {
         "MLPs": config.num_hidden_layers * _mlp(config),
         "norms": (2 * config.num_hidden_layers + 1) * config.hidden_size,
@@ -62,7 +67,10 @@ def forward_flops_per_token(config: HyperMLPConfig, length: int) -> int:
 
 def model_state_bytes(config: HyperMLPConfig, length: int, dtype: torch.dtype = torch.float32) -> int:
     """Of decoding, after so many positions of one sequence."""
-    return sum(state_bytes(config.mixer_config(index), length, dtype=dtype) for index in range(config.num_hidden_layers))
+    return sum(
+        state_bytes(config.mixer_config(index), length, dtype=dtype)
+        for index in range(config.num_hidden_layers)
+    )
 
 
 def with_softmax(config: HyperMLPConfig) -> HyperMLPConfig:
@@ -72,7 +80,10 @@ def with_softmax(config: HyperMLPConfig) -> HyperMLPConfig:
 
 def largest_layer(config: HyperMLPConfig) -> int:
     """Parameters of the largest block: what a sharded process holds whole for a moment."""
-    return max(parameter_count(config.mixer_config(i)) + _mlp(config) + 2 * config.hidden_size for i in range(config.num_hidden_layers))
+    return max(
+        parameter_count(config.mixer_config(i)) + _mlp(config) + 2 * config.hidden_size
+        for i in range(config.num_hidden_layers)
+    )
 
 
 def _mlp(config: HyperMLPConfig) -> int:
@@ -130,7 +141,9 @@ def step_bytes(recipe: Recipe, config: HyperMLPConfig, accumulation: int, device
         with LiveBytes(device) as live:
             for parameter in model.parameters():
                 live.ignore(parameter)
-            for _ in range(min(accumulation, 2)):  # from the second micro-batch on all gradients are there from the beginning
+            for _ in range(
+                min(accumulation, 2)
+            ):  # from the second micro-batch on all gradients are there from the beginning
                 model(tokens, labels=tokens, shift_labels=tokens, **packed, use_cache=False).loss.backward()
     return live.peak
 

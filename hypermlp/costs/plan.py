@@ -1,7 +1,5 @@
 """``hypermlp plan``: what a recipe will need, before anything is bought. The formulas are explained in docs/train.md."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json
@@ -21,6 +19,7 @@ from hypermlp.costs.model import (
     step_bytes,
     with_softmax,
 )
+from hypermlp.errors import UserError
 from hypermlp.models import HyperMLPConfig
 from hypermlp.train.recipe import Recipe, load_recipe
 from hypermlp.train.sample import our_config
@@ -104,7 +103,9 @@ class Plan:
         return "arithmetic: more or faster GPUs, or better kernels (--utilisation)"
 
 
-def make_plan(recipe: Recipe, *, vocab_size: int, gpu: Gpu, count: int, nodes: int, utilisation: float) -> Plan:
+def make_plan(
+    recipe: Recipe, *, vocab_size: int, gpu: Gpu, count: int, nodes: int, utilisation: float
+) -> Plan:
     config = recipe.model_config(vocab_size)
     recipe = even(recipe, count)
     training, context = recipe.training, recipe.data.context
@@ -112,9 +113,13 @@ def make_plan(recipe: Recipe, *, vocab_size: int, gpu: Gpu, count: int, nodes: i
     accumulation = recipe.accumulation(count)
     forward = forward_flops_per_token(config, context)
     parts = model_flops_table(config, context)
-    passes = 4 if training.gradient_checkpointing else 3  # the backward pass costs two forward ones, recomputing one more
+    passes = (
+        4 if training.gradient_checkpointing else 3
+    )  # the backward pass costs two forward ones, recomputing one more
     held = (STATE_BYTES["weights"] + STATE_BYTES["optimizer"]) * parameters
-    in_step = step_bytes(recipe, config, 2 if training.sharding else accumulation)  # 2: with all gradients, which are divided then
+    in_step = step_bytes(
+        recipe, config, 2 if training.sharding else accumulation
+    )  # 2: with all gradients, which are divided then
     if training.sharding:
         gradients = STATE_BYTES["gradients"] * parameters
         gathered = 2 * STATE_BYTES["weights"] * largest_layer(config)  # the block at work, and the next
@@ -127,7 +132,8 @@ def make_plan(recipe: Recipe, *, vocab_size: int, gpu: Gpu, count: int, nodes: i
         softmax_parameters=model_parameters(softmax),
         forward_flops_per_token=forward,
         training_flops_per_token=passes * forward,
-        mixer_share=sum(flops for part, flops in parts.items() if part.startswith("mixer")) / sum(parts.values()),
+        mixer_share=sum(flops for part, flops in parts.items() if part.startswith("mixer"))
+        / sum(parts.values()),
         held_bytes=held,
         step_bytes=in_step,
         memory_bytes=gpu.memory * GIB,
@@ -144,7 +150,11 @@ def make_plan(recipe: Recipe, *, vocab_size: int, gpu: Gpu, count: int, nodes: i
 
 def even(recipe: Recipe, count: int) -> Recipe:
     """With the largest micro-batch, up to the recipe's, of which all GPUs can take equally many; if there is none, as it is."""
-    fitting = (size for size in range(recipe.training.micro_batch, 0, -1) if recipe.sequences_per_step % (size * count) == 0)
+    fitting = (
+        size
+        for size in range(recipe.training.micro_batch, 0, -1)
+        if recipe.sequences_per_step % (size * count) == 0
+    )
     size = next(fitting, recipe.training.micro_batch)
     return dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, micro_batch=size))
 
@@ -154,35 +164,63 @@ def find(place: str, changes: list[str]) -> Recipe:
     if not Path(place).is_dir() and Path(place).suffix != ".json":
         return load_recipe(place, changes)
     config = our_config(place)
-    known = {field.name for field in dataclasses.fields(HyperMLPConfig)} & HyperMLPConfig.__annotations__.keys()
+    known = {
+        field.name for field in dataclasses.fields(HyperMLPConfig)
+    } & HyperMLPConfig.__annotations__.keys()
     name = Path(place).resolve()
-    own = [f"name={json.dumps(name.parent.name if name.is_file() else name.name)}", f"data.context={config.max_position_embeddings}"]
+    own = [
+        f"name={json.dumps(name.parent.name if name.is_file() else name.name)}",
+        f"data.context={config.max_position_embeddings}",
+    ]
     recipe = load_recipe(TEMPLATE, [*own, *changes])
     return dataclasses.replace(recipe, model={key: getattr(config, key) for key in known})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", help=f"a recipe; or a folder with a model, or its config.json, to be trained as {TEMPLATE} is")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe")
+    parser.add_argument(
+        "recipe",
+        help=f"a recipe; or a folder with a model, or its config.json, to be trained as {TEMPLATE} is",
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe"
+    )
     parser.add_argument("--gpu", default="h100", choices=sorted(GPUS), help="default: h100")
     parser.add_argument("--count", type=int, default=1, help="how many in all (default: 1)")
     parser.add_argument("--nodes", type=int, help="in how many machines (default: eight GPUs in each)")
-    parser.add_argument("--utilisation", type=float, default=0.3, help="share of the GPU's peak that is reached (default: 0.3, a guess)")
+    parser.add_argument(
+        "--utilisation",
+        type=float,
+        default=0.3,
+        help="share of the GPU's peak that is reached (default: 0.3, a guess)",
+    )
     parser.add_argument("--vocab", type=int, help="the tokenizer's size, where its name does not tell")
     parser.add_argument("--json", choices=("-",), help="print the numbers instead")
 
 
 def main(args: argparse.Namespace) -> None:
     if args.count < 1 or not 0 < args.utilisation <= 1:
-        raise ValueError(f"--count is {args.count}, --utilisation {args.utilisation}; at least 1, and above 0 and at most 1")
+        raise UserError(
+            f"--count is {args.count}, --utilisation {args.utilisation}; at least 1, and above 0 and at most 1"
+        )
     nodes = usual_nodes(args.count) if args.nodes is None else args.nodes
     if nodes < 1 or args.count % nodes:
-        raise ValueError(f"--nodes is {nodes}; it must be a divisor of --count = {args.count}")
+        raise UserError(f"--nodes is {nodes}; it must be a divisor of --count = {args.count}")
     recipe = find(args.recipe, args.set)
     gpu = GPUS[args.gpu]
-    plan = make_plan(recipe, vocab_size=recipe.vocab_size(args.vocab), gpu=gpu, count=args.count, nodes=nodes, utilisation=args.utilisation)
+    plan = make_plan(
+        recipe,
+        vocab_size=recipe.vocab_size(args.vocab),
+        gpu=gpu,
+        count=args.count,
+        nodes=nodes,
+        utilisation=args.utilisation,
+    )
     if args.json:
-        found = dataclasses.asdict(plan) | {"step_seconds": plan.step_seconds, "seconds": plan.seconds, "fits": plan.fits}
+        found = dataclasses.asdict(plan) | {
+            "step_seconds": plan.step_seconds,
+            "seconds": plan.seconds,
+            "fits": plan.fits,
+        }
         print(json.dumps(found | {"limit": plan.limit}, indent=2))
         return
     where = f"{args.count} x {args.gpu} in {nodes} {'node' if nodes == 1 else 'nodes'}"
@@ -201,7 +239,11 @@ def page(plan: Plan, recipe: Recipe, count: int, gpu: Gpu, utilisation: float) -
     divided = f"its part of {plan.held_bytes * count / GIB:.1f} GiB" if training.sharding else "a copy"
     both = plan.held_bytes + plan.step_bytes
     gpus = "GPU" if count == 1 else "GPUs"
-    instead = f"; {training.micro_batch}, as in the recipe, do not come out even" if plan.micro_batch != training.micro_batch else ""
+    instead = (
+        f"; {training.micro_batch}, as in the recipe, do not come out even"
+        if plan.micro_batch != training.micro_batch
+        else ""
+    )
     batches = "micro-batch" if plan.accumulation == 1 else "micro-batches"
     decode, softmax = plan.decode_bytes_per_token, plan.softmax_decode_bytes_per_token
     rows = {
@@ -215,7 +257,9 @@ def page(plan: Plan, recipe: Recipe, count: int, gpu: Gpu, utilisation: float) -
         "tokens": f"{plan.tokens / 1e9:.4g} B in {plan.steps:,} steps of {training.batch_tokens:,}",
         "a step": f"{count} {gpus} x {plan.accumulation} {batches} x {plan.micro_batch} sequences of {recipe.data.context}{instead}",
         "arithmetic of a step": f"{seconds(plan.arithmetic_seconds)} at {utilisation:.0%} of {gpu.flops / 1e12:,.0f} TFLOP/s",
-        "communication of a step": f"{seconds(plan.communication_seconds)}, beside it" if count > 1 else "none",
+        "communication of a step": f"{seconds(plan.communication_seconds)}, beside it"
+        if count > 1
+        else "none",
         "time": duration(plan.seconds),
         "limited by": plan.limit,
         "decoding state": f"{decode / 1024:.4g} KiB for each token of context in bfloat16; softmax attention {softmax / 1024:.4g} KiB",

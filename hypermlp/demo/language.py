@@ -1,7 +1,5 @@
 """A small language model learns Python from Python's own source, and decodes with its cache as without."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, set_seed
 
+from hypermlp.errors import UserError
 from hypermlp.models import HyperMLPForCausalLM
 from hypermlp.train.data import prepare
 from hypermlp.train.recipe import Recipe
@@ -22,7 +21,13 @@ WRITTEN = 160  # tokens of a sample
 def sample(model: Any, tokenizer: Any) -> str:
     set_seed(0)
     inputs = tokenizer(PROMPT, return_tensors="pt")
-    settings = {"max_new_tokens": WRITTEN, "do_sample": True, "temperature": 0.8, "top_k": 50, "pad_token_id": tokenizer.pad_token_id}
+    settings = {
+        "max_new_tokens": WRITTEN,
+        "do_sample": True,
+        "temperature": 0.8,
+        "top_k": 50,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
     text: str = tokenizer.decode(model.generate(**inputs, **settings)[0], skip_special_tokens=True)
     return text
 
@@ -36,7 +41,7 @@ def learn(recipe: Recipe, folder: Path) -> tuple[HyperMLPForCausalLM, Any, float
     """The trained model, its tokenizer and its validation loss."""
     final = train(recipe, folder)
     if final == folder:
-        raise ValueError("the training was stopped")
+        raise UserError("the training was stopped")
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     loss = [record["eval_validation_loss"] for record in records if "eval_validation_loss" in record][-1]
     return HyperMLPForCausalLM.from_pretrained(final).eval(), AutoTokenizer.from_pretrained(final), loss

@@ -1,7 +1,5 @@
 """Three mixers learn in-context recall side by side: how many steps until they can?"""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,13 +50,20 @@ def racers(seed: int) -> list[Racer]:
         torch.manual_seed(seed)
         model = LanguageBackbone(label, vocab_size=16, max_length=128)
         model.embedding.reset_parameters()  # PyTorch's own: with the benchmark's small ones softmax attention takes much longer
-        result.append(Racer(name, label, model, torch.optim.AdamW(model.parameters(), LEARNING_RATE, weight_decay=0.0)))
+        result.append(
+            Racer(name, label, model, torch.optim.AdamW(model.parameters(), LEARNING_RATE, weight_decay=0.0))
+        )
     return result
 
 
 def race(field: list[Racer], seed: int, most_steps: int = MOST_STEPS) -> Iterator[None]:
     """Train in turns, the same batches for all, until each but the last can do it, or ``most_steps``; yields after every step."""
-    settings: dict[str, Any] = {"num_train": BATCH * most_steps, "num_test": 2 * BATCH, "seed": seed, "sampler": "fast"}
+    settings: dict[str, Any] = {
+        "num_train": BATCH * most_steps,
+        "num_test": 2 * BATCH,
+        "seed": seed,
+        "sampler": "fast",
+    }
     inputs, targets = (torch.from_numpy(x) for x in mad.generate("in-context-recall", **settings))
     test = [torch.from_numpy(x) for x in mad.generate("in-context-recall", split="test", **settings)]
     for step in range(most_steps):

@@ -1,7 +1,5 @@
 """The demonstration, its live display, and what it must come to."""
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 import time
@@ -18,6 +16,7 @@ from rich.text import Text
 
 from hypermlp.demo import language
 from hypermlp.demo.recall import EVALUATE_EVERY, Racer, race, racers
+from hypermlp.errors import UserError
 from hypermlp.ops.backends import available_backends
 from hypermlp.train.recipe import load_recipe
 
@@ -32,37 +31,53 @@ class Check(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", metavar="FOLDER", help="where the language model goes (default: a new temporary folder)")
+    parser.add_argument(
+        "--out", metavar="FOLDER", help="where the language model goes (default: a new temporary folder)"
+    )
 
 
 def main(args: argparse.Namespace) -> None:
     console, began = Console(), time.monotonic()
     console.print("[bold]hypermlp demo[/bold]: about three minutes on two cores, nothing is downloaded")
     console.print(f"operator backends: {', '.join(available_backends())}\n")
-    checks = show_recall(console) + show_language(console, Path(args.out or tempfile.mkdtemp(prefix="hypermlp-demo-")))
+    checks = show_recall(console) + show_language(
+        console, Path(args.out or tempfile.mkdtemp(prefix="hypermlp-demo-"))
+    )
     console.print(results(checks))
     failed = sum(not check.holds for check in checks)
     console.print(f"{time.monotonic() - began:.0f} s in all")
     if failed:
-        raise ValueError(f"{failed} of {len(checks)} came out differently from what was expected")
+        raise UserError(f"{failed} of {len(checks)} came out differently from what was expected")
 
 
 def show_recall(console: Console) -> list[Check]:
     console.rule("1. in-context recall")
-    console.print("A sequence gives values to keys; what was the value of this key? Accuracy on new sequences, 12 % is chance.\n")
+    console.print(
+        "A sequence gives values to keys; what was the value of this key? Accuracy on new sequences, 12 % is chance.\n"
+    )
     field = racers(SEED)
     with Live(standings(field), console=console, refresh_per_second=4) as live:
         for _ in race(field, SEED):
             live.update(standings(field))
             if not console.is_terminal and field[-1].step % (5 * EVALUATE_EVERY) == 0:
-                live.console.print("  ".join(f"{racer.name} {racer.accuracy:.0%}" for racer in field), f"  step {field[-1].step}")
+                live.console.print(
+                    "  ".join(f"{racer.name} {racer.accuracy:.0%}" for racer in field),
+                    f"  step {field[-1].step}",
+                )
     console.print()
     glu, rope, plain = field
     reached = f"{rope.step} steps" if rope.solved else f"{rope.accuracy:.0%} after {rope.step} steps"
     return [
-        Check("recall of 99 %: HyperGLU", "within 150 steps", f"{glu.step} steps", glu.solved and glu.step <= 150),
+        Check(
+            "recall of 99 %: HyperGLU",
+            "within 150 steps",
+            f"{glu.step} steps",
+            glu.solved and glu.step <= 150,
+        ),
         Check("softmax with RoPE", "1.5 times as many, or more", reached, rope.step >= 1.5 * glu.step),
-        Check("softmax without positions", "below 60 % by then", f"{plain.accuracy:.0%}", plain.accuracy < 0.6),
+        Check(
+            "softmax without positions", "below 60 % by then", f"{plain.accuracy:.0%}", plain.accuracy < 0.6
+        ),
     ]
 
 
@@ -72,7 +87,14 @@ def standings(field: list[Racer]) -> Table:
         table.add_column(column, justify="right" if column in ("steps", "accuracy") else "left")
     for racer in field:
         bar = ProgressBar(total=1.0, completed=racer.accuracy, width=40)
-        table.add_row(racer.name, racer.label, str(racer.step), f"{racer.accuracy:.0%}", bar, "solved" if racer.solved else "")
+        table.add_row(
+            racer.name,
+            racer.label,
+            str(racer.step),
+            f"{racer.accuracy:.0%}",
+            bar,
+            "solved" if racer.solved else "",
+        )
     return table
 
 
@@ -86,7 +108,9 @@ def show_language(console: Console, folder: Path) -> list[Check]:
     console.print(f"more of it: hypermlp sample {folder} 'import '\n")
     console.rule("3. decoding with a cache")
     error = language.cache_error(model, tokenizer, written)
-    console.print(f"the {len(written)} characters above, at once and token by token: log-probabilities differ by at most {error:.1e}\n")
+    console.print(
+        f"the {len(written)} characters above, at once and token by token: log-probabilities differ by at most {error:.1e}\n"
+    )
     return [
         Check("held-out loss, nats per byte", "below 2.0 (untrained 5.55)", f"{loss:.2f}", loss < 2.0),
         Check("cached against full forward", "within 1e-3", f"{error:.1e}", error < 1e-3),
@@ -96,5 +120,7 @@ def show_language(console: Console, folder: Path) -> list[Check]:
 def results(checks: list[Check]) -> Table:
     table = Table("", "expected", "got", "", box=box.SIMPLE_HEAD)
     for check in checks:
-        table.add_row(check.what, check.expected, check.got, "[green]yes[/green]" if check.holds else "[red]no[/red]")
+        table.add_row(
+            check.what, check.expected, check.got, "[green]yes[/green]" if check.holds else "[red]no[/red]"
+        )
     return table

@@ -1,7 +1,5 @@
 """The model ``hypermlp`` of lm-evaluation-harness: any Hugging Face checkpoint, or a run of ``hypermlp train``, checked as it is loaded."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
 import hypermlp.models  # noqa: F401  (so that transformers knows the model without remote code)
+from hypermlp.errors import UserError
 from hypermlp.train.sample import model_folder, require_whole
 
 LEAST_CONTEXT = 64  # tokens: the longest answers have 40 characters
@@ -38,19 +37,27 @@ class CheckpointLM(HFLM):  # type: ignore[misc]
     def _check(self) -> None:
         """What the harness would only stumble over, or not at all."""
         if self.tokenizer.bos_token_id is None and self.tokenizer.eos_token_id is None:
-            raise ValueError("its tokenizer has neither a bos_token nor an eos_token to begin texts with; set one and save it")
+            raise UserError(
+                "its tokenizer has neither a bos_token nor an eos_token to begin texts with; set one and save it"
+            )
         rows = self.model.get_input_embeddings().weight.shape[0]
         if len(self.tokenizer) > rows:
-            raise ValueError(f"its tokenizer has {len(self.tokenizer)} tokens, its model {rows}: they do not belong together")
+            raise UserError(
+                f"its tokenizer has {len(self.tokenizer)} tokens, its model {rows}: they do not belong together"
+            )
         context = getattr(self.model.config, "max_position_embeddings", None)
         if context is not None and self.max_length > context:
-            raise ValueError(f"--max-length is {self.max_length}; the model's context has {context}")
+            raise UserError(f"--max-length is {self.max_length}; the model's context has {context}")
         if self.max_length < LEAST_CONTEXT:
-            raise ValueError(f"its context, or --max-length, is {self.max_length}; questions need {LEAST_CONTEXT} tokens at least")
+            raise UserError(
+                f"its context, or --max-length, is {self.max_length}; questions need {LEAST_CONTEXT} tokens at least"
+            )
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
         """Of the text's own tokens: what a tokenizer puts before and after is no part of it."""
-        with mock.patch.object(self, "tok_encode", functools.partial(self.tok_encode, add_special_tokens=False)):
+        with mock.patch.object(
+            self, "tok_encode", functools.partial(self.tok_encode, add_special_tokens=False)
+        ):
             found: list[float] = super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
         return found
 
@@ -60,4 +67,6 @@ def check_device(name: str) -> None:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device is {name!r}, which cannot be used: {str(error).splitlines()[0]}") from error
+        raise UserError(
+            f"--device is {name!r}, which cannot be used: {str(error).splitlines()[0]}"
+        ) from error

@@ -3,8 +3,6 @@
 The tasks themselves are YAML files in ``tasks/``, in the harness's own form; loading one makes the model ``hypermlp`` known to it.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -46,18 +44,25 @@ def continuations(**_: Any) -> dict[str, Dataset]:
             end = int(generator.integers(CONTEXT, lengths[document] - CONTINUATION))
             drawn.append((whole[document][end - CONTEXT : end], whole[document][end : end + CONTINUATION]))
         label = int(generator.integers(CHOICES))
-        questions.append({"context": drawn[label][0], "choices": [after for _before, after in drawn], "label": label})
+        questions.append(
+            {"context": drawn[label][0], "choices": [after for _before, after in drawn], "label": label}
+        )
     return _test(questions)
 
 
 def recall(**_: Any) -> dict[str, Dataset]:
     """MAD's in-context recall as assignments: ``a = 3``, ``d = 0``, ..., and at the end one that was there before, ``a =``."""
     half = mad.TASKS["in-context-recall"].baseline.vocab_size // 2  # keys, then values
-    inputs, targets = mad.generate("in-context-recall", split="test", seq_len=2 * PAIRS, num_train=1, num_test=QUESTIONS)
+    inputs, targets = mad.generate(
+        "in-context-recall", split="test", seq_len=2 * PAIRS, num_train=1, num_test=QUESTIONS
+    )
     questions = []
     for example, wanted in zip(inputs.tolist(), targets.tolist(), strict=True):
         last = max(place for place, target in enumerate(wanted) if target != mad.IGNORED)
-        lines = [f"{_letter(key)} = {value - half}\n" for key, value in zip(example[:last:2], example[1:last:2], strict=True)]
+        lines = [
+            f"{_letter(key)} = {value - half}\n"
+            for key, value in zip(example[:last:2], example[1:last:2], strict=True)
+        ]
         question = {"context": "".join(lines) + f"{_letter(example[last])} =", "label": wanted[last] - half}
         questions.append(question | {"choices": [f" {value}" for value in range(half)]})
     return _test(questions)

@@ -1,7 +1,5 @@
 """The paper's language-model table: its columns, its printed values, and how it ranks models."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Checkpoints through a suite, one after the other; a table of them side by side."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from hypermlp.errors import UserError
 from hypermlp.evals import suites
 from hypermlp.evals.paper import Column, standings
 
@@ -20,7 +19,14 @@ Scores = dict[str, dict[str, Any]]  # title of a column -> value, error, questio
 
 
 def evaluate(
-    checkpoint: str, suite: str, *, batch_size: int, max_length: int | None, limit: int | None, device: str, tell: Callable[[str], None]
+    checkpoint: str,
+    suite: str,
+    *,
+    batch_size: int,
+    max_length: int | None,
+    limit: int | None,
+    device: str,
+    tell: Callable[[str], None],
 ) -> dict[str, Any]:
     """A record's row for one checkpoint: what it is, and its scores."""
     import lm_eval
@@ -29,7 +35,9 @@ def evaluate(
     context = lm.max_length
     wanted = suites.columns(suite, context=context, vocab_size=len(lm.tokenizer))
     with quiet():
-        manager, tasks = suites.load_tasks(wanted, tokenizer=lm.tokenizer.name_or_path, context=context, tell=tell)
+        manager, tasks = suites.load_tasks(
+            wanted, tokenizer=lm.tokenizer.name_or_path, context=context, tell=tell
+        )
     tell(f"{checkpoint}: {len(tasks)} tasks, context {context}")
     if suite == "local" and suites.ruler_length(context) is None:
         tell(f"{checkpoint}: RULER is left out, its shortest length here is {suites.RULER_LENGTHS[0]} tokens")
@@ -39,7 +47,13 @@ def evaluate(
         shots = next(column.shots for column in wanted if column.task == name)
         with quiet():
             found = lm_eval.simple_evaluate(
-                model=lm, tasks=[task], num_fewshot=shots or None, task_manager=manager, limit=limit, bootstrap_iters=100, log_samples=False
+                model=lm,
+                tasks=[task],
+                num_fewshot=shots or None,
+                task_manager=manager,
+                limit=limit,
+                bootstrap_iters=100,
+                log_samples=False,
             )
         for column in (column for column in wanted if column.task == name):
             scores[column.title] = _score(found, column)
@@ -64,7 +78,7 @@ def _load(checkpoint: str, **settings: Any) -> Any:
     except Exception as error:  # transformers, safetensors and the harness have many kinds
         where = "" if Path(checkpoint).exists() else " is no folder here, and"
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(f"{checkpoint}{where} cannot be evaluated: {reason}") from error
+        raise UserError(f"{checkpoint}{where} cannot be evaluated: {reason}") from error
 
 
 def _score(found: dict[str, Any], column: Column) -> dict[str, Any]:
@@ -72,10 +86,12 @@ def _score(found: dict[str, Any], column: Column) -> dict[str, Any]:
     numbers = found.get("groups", {}).get(column.task) or found["results"][column.task]
     keys = [key for key in numbers if key.split(",")[0] == column.metric]
     if len(keys) != 1:
-        raise ValueError(f"{column.task} has no single {column.metric!r}; it has {', '.join(numbers)}")
+        raise UserError(f"{column.task} has no single {column.metric!r}; it has {', '.join(numbers)}")
     metric, _, kind = keys[0].partition(",")
     if not math.isfinite(numbers[keys[0]]):
-        raise ValueError(f"{column.title} is {numbers[keys[0]]}: the model computes numbers that are not finite")
+        raise UserError(
+            f"{column.title} is {numbers[keys[0]]}: the model computes numbers that are not finite"
+        )
     error = numbers.get(f"{metric}_stderr,{kind}")
     samples = found.get("n-samples", {})
     return {
@@ -97,7 +113,12 @@ def quiet() -> Any:
         # It asks git for its commit, and git complains by itself wherever there is none.
         no_commit = mock.patch("lm_eval.evaluator.get_git_commit_hash", return_value=None)
         nowhere = io.StringIO()
-        with warnings.catch_warnings(), contextlib.redirect_stderr(nowhere), contextlib.redirect_stdout(nowhere), no_commit:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stderr(nowhere),
+            contextlib.redirect_stdout(nowhere),
+            no_commit,
+        ):
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -112,8 +133,12 @@ def table(rows: list[dict[str, Any]]) -> str:
         lines.append(f"| {title} | " + " | ".join(_cells(title, rows)) + " |")
     shared = [title for title in titles if all(title in row["scores"] for row in rows)]
     if len(rows) > 1 and shared:
-        placed = standings({str(i): [_signed(row["scores"][title]) for title in shared] for i, row in enumerate(rows)})
-        lines.append("| average rank | " + " | ".join(f"{each.average_rank:.2f}" for each in placed.values()) + " |")
+        placed = standings(
+            {str(i): [_signed(row["scores"][title]) for title in shared] for i, row in enumerate(rows)}
+        )
+        lines.append(
+            "| average rank | " + " | ".join(f"{each.average_rank:.2f}" for each in placed.values()) + " |"
+        )
         lines.append("| bests | " + " | ".join(str(each.bests) for each in placed.values()) + " |")
     lines.append("| parameters | " + " | ".join(f"{row['parameters']:,}" for row in rows) + " |")
     return "\n".join(lines)
@@ -128,7 +153,11 @@ def _cells(title: str, rows: list[dict[str, Any]]) -> list[str]:
     best = max(_signed(score) for score in found if score)
     cells = []
     for score in found:
-        text = "" if score is None else f"{score['value']:.3f}" + (f" ± {score['error']:.3f}" if score["error"] else "")
+        text = (
+            ""
+            if score is None
+            else f"{score['value']:.3f}" + (f" ± {score['error']:.3f}" if score["error"] else "")
+        )
         cells.append(f"**{text}**" if score and len(rows) > 1 and _signed(score) == best else text)
     return cells
 

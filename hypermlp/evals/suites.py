@@ -1,17 +1,19 @@
 """Suites: which tasks of the harness, and which of their numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hypermlp.errors import UserError
 from hypermlp.evals.paper import COLUMNS, Column
 
 TASKS = Path(__file__).with_name("tasks")
 RULER_LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
 RULER = ("niah_single_1", "niah_multikey_2", "ruler_fwe")  # those that make their own data
-RULER_WORDS = ("ruler_vt", "ruler_cwe")  # these too, but with a tokenizer of few tokens the harness never ends making it
+RULER_WORDS = (
+    "ruler_vt",
+    "ruler_cwe",
+)  # these too, but with a tokenizer of few tokens the harness never ends making it
 FEW_TOKENS = 10_000
 LOCAL = (
     Column("bits per byte", "hypermlp_text", 0, "bits_per_byte", higher_is_better=False),
@@ -34,7 +36,9 @@ def columns(suite: str, *, context: int, vocab_size: int) -> tuple[Column, ...]:
     if ruler is None:
         return LOCAL
     tasks = RULER if vocab_size < FEW_TOKENS else RULER + RULER_WORDS
-    return LOCAL + tuple(Column(f"{task.removeprefix('ruler_')}, {ruler} tokens", task, 0, str(ruler)) for task in tasks)
+    return LOCAL + tuple(
+        Column(f"{task.removeprefix('ruler_')}, {ruler} tokens", task, 0, str(ruler)) for task in tasks
+    )
 
 
 def load_tasks(
@@ -60,7 +64,7 @@ def load_tasks(
         if wanted == COLUMNS:  # fetching takes long, and so does finding out that there is no network
             tell(f"{name}: {'cannot be had' if name in missing else 'here'}")
     if missing:
-        raise ValueError(_what_to_do(missing))
+        raise UserError(_what_to_do(missing))
     return manager, tasks
 
 
@@ -70,5 +74,7 @@ def _what_to_do(missing: dict[str, Exception]) -> str:
     if any(isinstance(error, ImportError) for error in missing.values()):
         lines.append("packages: pip install 'lm_eval[hf,math,ifeval]' wonderwords")
     if any(isinstance(error, OSError) for error in missing.values()):
-        lines.append("data, once, with a network: hypermlp eval --fetch --suite paper; afterwards it lies in Hugging Face's cache")
+        lines.append(
+            "data, once, with a network: hypermlp eval --fetch --suite paper; afterwards it lies in Hugging Face's cache"
+        )
     return "\n".join(lines)

@@ -5,8 +5,6 @@ The layer itself is not changed and computes as ever; what is captured follows f
 Shapes: B batch, T positions, D hidden size, H heads, G score branches, S slots (as many as positions), K keys.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hypermlp.config import MixerConfig, require
+from hypermlp.errors import UserError
 from hypermlp.layers.common import causal_conv_pair, rotate
 from hypermlp.layers.mixer import Heads, Mixer, positions_in_document
 from hypermlp.layers.step import is_plain
@@ -86,12 +85,16 @@ class Capture:
         rows = slice(branch * config.qk_dim, (branch + 1) * config.qk_dim)
         address = self.layer.q_proj.weight[rows].T.to(self.heads.q.dtype)  # [D, Dk]
         if config.rope:
-            position = positions_in_document(torch.arange(self.inputs.shape[1], device=address.device), self.starts)
+            position = positions_in_document(
+                torch.arange(self.inputs.shape[1], device=address.device), self.starts
+            )
             at = position[min(batch, len(position) - 1), t].expand(1, len(address))
             address = rotate(address[None, :, None], at, config.rope_theta)[0, :, 0]
         if "query" in self.gates:
             address = address * self.gates["query"][batch, t, rows]
-        return address @ self._slots(self.heads.k[batch, :, branch], t, batch).T @ self.mix(1, branch, t, batch)
+        return (
+            address @ self._slots(self.heads.k[batch, :, branch], t, batch).T @ self.mix(1, branch, t, batch)
+        )
 
     def second_layer(self, head: int, t: int, batch: int = 0) -> Tensor:
         """W2 ``[slots, D]``, so that ``activation @ W2``, summed over heads, is the output."""
@@ -103,9 +106,17 @@ class Capture:
         keys_from = values_from = self.inputs
         if self.layer.k_conv is not None and self.layer.v_conv is not None:
             length = self.inputs.shape[1]
-            reach = None if self.starts is None else torch.arange(1, length + 1, device=self.inputs.device) - self.starts
-            keys_from, values_from = causal_conv_pair(self.inputs, self.layer.k_conv, self.layer.v_conv, length, reach, backend="reference")
-        rows = (self._slots(each[batch], t, batch).to(self.heads.q.dtype) for each in (keys_from, values_from))
+            reach = (
+                None
+                if self.starts is None
+                else torch.arange(1, length + 1, device=self.inputs.device) - self.starts
+            )
+            keys_from, values_from = causal_conv_pair(
+                self.inputs, self.layer.k_conv, self.layer.v_conv, length, reach, backend="reference"
+            )
+        rows = (
+            self._slots(each[batch], t, batch).to(self.heads.q.dtype) for each in (keys_from, values_from)
+        )
         U, V = (self.mix(which, head, t, batch).T @ each for which, each in enumerate(rows, 1))
         return U, V
 
@@ -115,18 +126,25 @@ class Capture:
         Exact: given the active slots and the norm, a head is linear in its values.
         """
         weights = self.trace.weights_of_keys[batch, :, t]  # [H, K]
-        parts = [self._read(weights[head, :, None] * self.heads.v[batch, :, head], head, t, batch) for head in range(self.config.num_heads)]
+        parts = [
+            self._read(weights[head, :, None] * self.heads.v[batch, :, head], head, t, batch)
+            for head in range(self.config.num_heads)
+        ]
         return torch.stack(parts)
 
     def contribution_sizes(self, batch: int = 0) -> Tensor:
         """``[H, T, K]``: the lengths of the contributions."""
-        return torch.stack([self.contributions(t, batch).norm(dim=-1) for t in range(self.inputs.shape[1])], dim=1)
+        return torch.stack(
+            [self.contributions(t, batch).norm(dim=-1) for t in range(self.inputs.shape[1])], dim=1
+        )
 
     def _read(self, values: Tensor, head: int, t: int, batch: int) -> Tensor:
         """Through gate and W_o: ``[n, Dv] -> [n, D]``."""
         rows = slice(head * self.config.vo_dim, (head + 1) * self.config.vo_dim)
         gate = self.heads.output_gate
-        return (values if gate is None else values * gate[batch, t, rows]) @ self.layer.o_proj.weight[:, rows].T.to(values.dtype)
+        return (values if gate is None else values * gate[batch, t, rows]) @ self.layer.o_proj.weight[
+            :, rows
+        ].T.to(values.dtype)
 
     def _slots(self, by_key: Tensor, t: int, batch: int) -> Tensor:
         """``[K, n] -> [slots, n]``: in slot order, those that exist at t."""
@@ -145,16 +163,22 @@ def capture(layer: nn.Module, x: Tensor, *, starts: Tensor | None = None) -> Cap
         seen.contributions(t=19).sum((0, 1))     # the layer's output there
     """
     if not isinstance(layer, Mixer):
-        raise ValueError(f"{type(layer).__name__} has no memory pool to look into; allowed: layers of a label, such as HyperGLU")
+        raise UserError(
+            f"{type(layer).__name__} has no memory pool to look into; allowed: layers of a label, such as HyperGLU"
+        )
     config = layer.config
     for name in ("q_proj", "k_proj", "v_proj", "o_proj", "gates"):
         part = getattr(layer, name)
         if part is not None and not is_plain(part, nn.Linear):
-            raise ValueError(f"{name} has an adapter or hooks, and a capture reads its weights; merge the adapter, or remove the hooks")
+            raise UserError(
+                f"{name} has an adapter or hooks, and a capture reads its weights; merge the adapter, or remove the hooks"
+            )
     layer._check(x, None, starts)
     if layer.registers is not None:
         if starts is not None:
-            raise ValueError("a layer with registers is captured one whole sequence at a time, without padding, packing or starts")
+            raise UserError(
+                "a layer with registers is captured one whole sequence at a time, without padding, packing or starts"
+            )
         x = torch.cat([layer.registers.to(x.dtype).expand(x.shape[0], -1, -1), x], dim=1)
     length, reach = x.shape[1], None
     if starts is not None:
@@ -167,7 +191,11 @@ def capture(layer: nn.Module, x: Tensor, *, starts: Tensor | None = None) -> Cap
     gates: dict[str, Tensor] = {}
     if layer.gates is not None:
         parts = torch.sigmoid(layer.gates(x)).split(layer.gate_sizes, dim=-1)
-        gates = {name: part for name, part in zip(("query", "output", "mix1", "mix2"), parts, strict=True) if part.shape[-1]}
+        gates = {
+            name: part
+            for name, part in zip(("query", "output", "mix1", "mix2"), parts, strict=True)
+            if part.shape[-1]
+        }
     return Capture(layer, x, heads, found, gates, starts)
 
 
@@ -188,7 +216,9 @@ def capture_model(model: Any, input_ids: Tensor, **inputs: Any) -> list[Capture 
     seen: list[Capture | None] = []
 
     def look(mixer: nn.Module, given: tuple[Tensor, ...], named: dict[str, Any]) -> None:
-        seen.append(capture(mixer, given[0], starts=named.get("starts")) if isinstance(mixer, Mixer) else None)
+        seen.append(
+            capture(mixer, given[0], starts=named.get("starts")) if isinstance(mixer, Mixer) else None
+        )
 
     blocks = model.model.layers
     hooks = [block.mixer.register_forward_pre_hook(look, with_kwargs=True) for block in blocks]

@@ -1,7 +1,5 @@
 """The paper's conceptual figures, drawn from the tensors of a real layer: ``python -m hypermlp.inspect.concepts docs/figures``."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,20 +18,29 @@ LENGTH, HIDDEN, STEP = 14, 20, 13
 def example() -> Capture:
     """A small layer with parameters of everyday size; its gates and kernels are then easy to see."""
     torch.manual_seed(3)
-    layer = HyperMLP(HIDDEN, max_length=LENGTH, num_heads=1, rank=3, conv_kernel=1).double().requires_grad_(False)
+    layer = (
+        HyperMLP(HIDDEN, max_length=LENGTH, num_heads=1, rank=3, conv_kernel=1).double().requires_grad_(False)
+    )
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     assert layer.mix1 is not None
     lags = torch.arange(LENGTH, dtype=torch.float64)
     for parameter in (layer.mix1.left, layer.mix1.right):  # smooth in the lag, as trained ones become
-        parameter[0] = torch.stack([torch.exp(-lags / 4), torch.cos(lags / 2), -torch.exp(-lags / 9)], dim=1) * 0.5
+        parameter[0] = (
+            torch.stack([torch.exp(-lags / 4), torch.cos(lags / 2), -torch.exp(-lags / 9)], dim=1) * 0.5
+        )
     layer.mix1.diag[0] = 0.6 * torch.exp(-lags / 3)
     return capture(layer, torch.randn(1, LENGTH, HIDDEN, dtype=torch.float64))
 
 
 def draw_all(folder: Path) -> Iterator[Path]:
     seen = example()
-    for name, draw in (("dynamic-mlp", _dynamic_mlp), ("lag-layout", _lag_layout), ("skewed-buffer", _skewed_buffer), ("dplr", _dplr)):
+    for name, draw in (
+        ("dynamic-mlp", _dynamic_mlp),
+        ("lag-layout", _lag_layout),
+        ("skewed-buffer", _skewed_buffer),
+        ("dplr", _dplr),
+    ):
         yield from save(draw(seen), folder, name)
 
 
@@ -64,7 +71,8 @@ def _dynamic_mlp(seen: Capture) -> Any:
         ("o", a @ W2, ""),
     ]
     return _row_of(
-        parts, f"a head at step {STEP + 1}: two layers made of the context, {STEP + 1} hidden units, {int((a > 0).sum())} of them on"
+        parts,
+        f"a head at step {STEP + 1}: two layers made of the context, {STEP + 1} hidden units, {int((a > 0).sum())} of them on",
     )
 
 
@@ -80,7 +88,10 @@ def _dplr(seen: Capture) -> Any:
         ("Diag(s(x))", torch.diag(mix.gate[0, STEP, 0]), "·"),
         ("Bᵀ", mix.right[0, :count].T, ""),
     ]
-    return _row_of(parts, "a mix is a diagonal and a low rank, gated by the input: two thin products instead of a square one")
+    return _row_of(
+        parts,
+        "a mix is a diagonal and a low rank, gated by the input: two thin products instead of a square one",
+    )
 
 
 def _lag_layout(seen: Capture) -> Any:
@@ -99,7 +110,10 @@ def _lag_layout(seen: Capture) -> Any:
         axis.set(title=title, xlabel=across, ylabel="query", xticks=[], yticks=[])
     axes[0].plot(range(LENGTH), range(LENGTH), "k-", linewidth=1)
     axes[1].plot([0, 0], [-0.4, LENGTH - 0.6], "k-", linewidth=1)
-    figure.supxlabel("one parameter per lag then means the same distance at every step: the black diagonal is slot 0", fontsize=9)
+    figure.supxlabel(
+        "one parameter per lag then means the same distance at every step: the black diagonal is slot 0",
+        fontsize=9,
+    )
     return figure
 
 
@@ -118,12 +132,17 @@ def _skewed_buffer(seen: Capture) -> Any:
     axes = figure.subplots(2, 1)
     most = float(rows.abs().max())
     last = LENGTH - block + block  # column of the first row's own key
-    for axis, part, title in ((axes[0], plain, f"row stride {wide}: by position"), (axes[1], skewed, f"row stride {wide + 1}: by lag")):
+    for axis, part, title in (
+        (axes[0], plain, f"row stride {wide}: by position"),
+        (axes[1], skewed, f"row stride {wide + 1}: by lag"),
+    ):
         axis.imshow(part.numpy(), cmap="RdBu_r", vmin=-most, vmax=most, interpolation="nearest")
         axis.set(title=title, xticks=[], yticks=[], ylabel="query")
     axes[0].plot([last, last + block - 1], [0, block - 1], "k-", linewidth=1)
     axes[1].plot([last, last], [-0.4, block - 0.6], "k-", linewidth=1)
-    figure.supxlabel("the same numbers in memory: nothing is moved, and each lag has a column of its own", fontsize=9)
+    figure.supxlabel(
+        "the same numbers in memory: nothing is moved, and each lag has a column of its own", fontsize=9
+    )
     return figure
 
 

@@ -1,7 +1,5 @@
 """Each panel of the page as PNG and SVG, for papers and slides: a grid of layers (down) and heads (across)."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hypermlp.errors import UserError
 from hypermlp.inspect.panels import BINS, Head, Panels, Routing, pre_activations
 from hypermlp.reporting.records import write_bytes
 
@@ -26,7 +25,7 @@ def pyplot() -> Any:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ValueError("figures need matplotlib: pip install 'hypermlp[report]'") from error
+        raise UserError("figures need matplotlib: pip install 'hypermlp[report]'") from error
     matplotlib.rcParams.update({"font.size": 8, "svg.hashsalt": "hypermlp", "svg.fonttype": "none"})
     return Figure
 
@@ -98,7 +97,9 @@ def _memory(found: Panels) -> Any:
             if letter == "\n" or len(lines[-1]) == LINE:
                 lines.append([])
             if letter != "\n":
-                lines[-1].append((letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}", float(dark)))
+                lines[-1].append(
+                    (letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}", float(dark))
+                )
     figure = pyplot()(figsize=(7, 0.2 * len(lines) + 0.2))
     axis = figure.add_axes((0, 0, 1, 1))
     axis.set(xlim=(0, LINE), ylim=(len(lines), 0))
@@ -123,7 +124,11 @@ def _growth(found: Panels) -> Any:
         if layer.activation == "softmax":
             continue
         for number, head in enumerate(layer.heads, 1):
-            axis.plot(head.active.sum(-1).cpu().numpy(), linewidth=0.8, label=f"layer {layer.index + 1}, head {number}")
+            axis.plot(
+                head.active.sum(-1).cpu().numpy(),
+                linewidth=0.8,
+                label=f"layer {layer.index + 1}, head {number}",
+            )
     axis.plot(range(1, len(found.tokens) + 1), color="black", linewidth=0.8, label="all slots")
     axis.set(xlabel="step", ylabel="active slots")
     axes[0, 1].axis("off")
@@ -154,7 +159,9 @@ def _effective(found: Panels) -> Any:
         mix = head.mixes[0]
         added = torch.diag(mix.diag) + mix.left * mix.gate[-1] @ mix.right.T
         most = float(added.abs().max()) or 1.0
-        axis.imshow(added.float().cpu().numpy(), cmap="RdBu_r", vmin=-most, vmax=most, interpolation="nearest")
+        axis.imshow(
+            added.float().cpu().numpy(), cmap="RdBu_r", vmin=-most, vmax=most, interpolation="nearest"
+        )
         axis.set_xlabel(f"{mix.name.split(',')[0]} − I at the last step")
 
     return _over_heads(found, draw)
@@ -181,7 +188,9 @@ def _routing(found: Panels) -> Any:
         assert routing is not None
         for axis, dynamic in zip(row, DYNAMIC, strict=True):
             draw_routing(axis, routing, dynamic)
-            said = {0.0: "gates held still", 1.0: "as it is"}.get(dynamic, f"gates {dynamic:g} times as lively")
+            said = {0.0: "gates held still", 1.0: "as it is"}.get(
+                dynamic, f"gates {dynamic:g} times as lively"
+            )
             axis.set_title(f"layer {layer.index + 1}: {said}")
     return figure
 

@@ -1,7 +1,5 @@
 """The interactive page: everything that it shows is in it, compressed; inspect.js draws."""
 
-from __future__ import annotations
-
 import base64
 import json
 import struct
@@ -45,9 +43,15 @@ def page(found: Panels, title: str, about: str) -> str:
 def _growth(found: Panels) -> str | None:
     """How many slots are active at each step, for every head that selects."""
     length, first = len(found.tokens), found.registers
-    steps = sorted({first + round(i * (length - first - 1) / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)})
+    steps = sorted(
+        {first + round(i * (length - first - 1) / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)}
+    )
     behind = f" and for each of {first} registers" if first else ""
-    series = [Series([(t + 1 - first, t + 1) for t in steps], "all", f"all slots: one for each token so far{behind}")]
+    series = [
+        Series(
+            [(t + 1 - first, t + 1) for t in steps], "all", f"all slots: one for each token so far{behind}"
+        )
+    ]
     for layer in found.layers:
         for number, head in enumerate(layer.heads, 1):
             if layer.activation == "softmax":
@@ -55,13 +59,20 @@ def _growth(found: Panels) -> str | None:
             counts = head.active.sum(-1)
             share = float(counts[-1]) / length
             tip = f"layer {layer.index + 1}, head {number}\n{int(counts[-1])} of {length} slots active at the end ({share:.0%})"
-            series.append(Series([(t + 1 - first, int(counts[t])) for t in steps], f"c{layer.index % COLOURS}", tip))
+            series.append(
+                Series([(t + 1 - first, int(counts[t])) for t in steps], f"c{layer.index % COLOURS}", tip)
+            )
     return line_chart(series, x="tokens so far", y="active slots") if len(series) > 1 else None
 
 
 def encoded(found: Panels) -> str:
     """Base64 of deflated: the length of a JSON text, that text, and a byte for each entry of the heat maps' lower triangles."""
-    triangles = [_triangle(head, which) for layer in found.layers for head in layer.heads for which in ("activation", "contribution")]
+    triangles = [
+        _triangle(head, which)
+        for layer in found.layers
+        for head in layer.heads
+        for which in ("activation", "contribution")
+    ]
     described = {
         "tokens": found.tokens,
         "registers": found.registers,
@@ -89,18 +100,32 @@ def _strongest(contribution: Tensor) -> list[list[list[float]]]:
     best = contribution.float().topk(min(STRONGEST, contribution.shape[1]), dim=1)
     total = contribution.float().sum(1).clamp(min=torch.finfo(torch.float32).tiny)
     return [
-        [[int(key), round(100 * float(value / whole), 1)] for key, value in zip(keys, values, strict=True) if value > 0]
+        [
+            [int(key), round(100 * float(value / whole), 1)]
+            for key, value in zip(keys, values, strict=True)
+            if value > 0
+        ]
         for keys, values, whole in zip(best.indices, best.values, total, strict=True)
     ]
 
 
 def _layer(layer: Layer) -> dict[str, Any]:
     heads = [
-        {"mixes": [_mix(mix) for mix in head.mixes], "routing": _routed(head.routing), "strongest": _strongest(head.contribution)}
+        {
+            "mixes": [_mix(mix) for mix in head.mixes],
+            "routing": _routed(head.routing),
+            "strongest": _strongest(head.contribution),
+        }
         for head in layer.heads
     ]
     gates = {name: _numbers(shares, 4) for name, shares in layer.gates.items()}
-    return {"index": layer.index, "activation": layer.activation, "layout": layer.layout, "heads": heads, "gates": gates}
+    return {
+        "index": layer.index,
+        "activation": layer.activation,
+        "layout": layer.layout,
+        "heads": heads,
+        "gates": gates,
+    }
 
 
 def _mix(mix: Kernels, digits: int = 3) -> dict[str, Any]:
@@ -114,7 +139,11 @@ def _routed(routing: Routing | None) -> dict[str, Any] | None:
         return None
     slots = len(routing.keys)
     mix = routing.kernels
-    kernels = None if mix is None else Kernels(mix.name, mix.diag[:slots], mix.left[:slots], mix.right[:slots], mix.gate[:0])
+    kernels = (
+        None
+        if mix is None
+        else Kernels(mix.name, mix.diag[:slots], mix.left[:slots], mix.right[:slots], mix.gate[:0])
+    )
     return {
         "step": routing.step,
         "query": _numbers(routing.query, 7),

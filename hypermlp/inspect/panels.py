@@ -3,14 +3,13 @@
 Shapes: T positions (registers first), H heads, S slots, r rank, D hidden size.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hypermlp.errors import UserError
 from hypermlp.inspect.capture import Capture, capture_model
 from hypermlp.layers.common import rotate
 
@@ -81,10 +80,14 @@ def panels(model: Any, tokenizer: Any, prompt: str, tokens: int | None = None) -
     ids = tokenizer(prompt, add_special_tokens=False)["input_ids"][:tokens]
     limit = model.config.max_position_embeddings
     if not 2 <= len(ids) <= limit:
-        raise ValueError(f"the prompt has {len(ids)} tokens; allowed: 2 to {limit}, the model's context; --tokens reads a part")
+        raise UserError(
+            f"the prompt has {len(ids)} tokens; allowed: 2 to {limit}, the model's context; --tokens reads a part"
+        )
     seen = capture_model(model, torch.tensor([ids], device=model.device))
     if all(each is None for each in seen):
-        raise ValueError(f"no layer of this model has a memory pool to look into ({', '.join(dict.fromkeys(model.config.mixers))})")
+        raise UserError(
+            f"no layer of this model has a memory pool to look into ({', '.join(dict.fromkeys(model.config.mixers))})"
+        )
     count = next(each.config.num_registers for each in seen if each is not None)
     texts = [f"register {i + 1}" for i in range(count)] + [tokenizer.decode([i]) for i in ids]
     layers = [layer_panel(index, each) for index, each in enumerate(seen) if each is not None]
@@ -94,12 +97,20 @@ def panels(model: Any, tokenizer: Any, prompt: str, tokens: int | None = None) -
 def layer_panel(index: int, seen: Capture) -> Layer:
     config, sizes, first = seen.config, seen.contribution_sizes(), seen.config.num_registers
     if not (torch.isfinite(sizes).all() and torch.isfinite(seen.trace.pre_activation).all()):
-        raise ValueError(f"layer {index + 1} computes numbers that are not finite; is the checkpoint damaged, or its training diverged?")
+        raise UserError(
+            f"layer {index + 1} computes numbers that are not finite; is the checkpoint damaged, or its training diverged?"
+        )
     asked = torch.arange(len(seen.inputs[0]), device=sizes.device)[:, None] >= first
     heads = []
     for head in range(config.num_heads):
-        branches = [("R1, selecting", head), ("R1, strength", config.num_heads + head)] if config.activation == "glu" else [("R1", head)]
-        found = [_kernels(name, seen, 1, branch) for name, branch in branches] + [_kernels("R2", seen, 2, head)]
+        branches = (
+            [("R1, selecting", head), ("R1, strength", config.num_heads + head)]
+            if config.activation == "glu"
+            else [("R1", head)]
+        )
+        found = [_kernels(name, seen, 1, branch) for name, branch in branches] + [
+            _kernels("R2", seen, 2, head)
+        ]
         mixes = [each for each in found if each is not None]
         routing = None if config.activation == "softmax" else _routing(seen, head)
         activation, active = seen.trace.activation[0, head], seen.active[0, head]
@@ -130,7 +141,9 @@ def _routing(seen: Capture, head: int) -> Routing:
     part = slice(head * config.qk_dim, (head + 1) * config.qk_dim)
     query = plane @ layer.q_proj.weight[part].T.to(dtype)
     if config.rope:
-        query = rotate(query[None, :, None], torch.full((1, 3), step, device=x.device), config.rope_theta)[0, :, 0]
+        query = rotate(query[None, :, None], torch.full((1, 3), step, device=x.device), config.rope_theta)[
+            0, :, 0
+        ]
     query_gate = mix_gate = None
     if layer.gates is not None:
         linear = plane @ layer.gates.weight.T.to(dtype)
@@ -155,5 +168,7 @@ def pre_activations(routing: Routing, where: Tensor, dynamic: float = 1.0) -> Te
     if routing.kernels is None or routing.mix_gate is None:
         return scores
     slots = scores.shape[1]
-    diag, left, right = (each[:slots] for each in (routing.kernels.diag, routing.kernels.left, routing.kernels.right))
+    diag, left, right = (
+        each[:slots] for each in (routing.kernels.diag, routing.kernels.left, routing.kernels.right)
+    )
     return scores * (1 + diag) + (scores @ left * torch.sigmoid(gated @ routing.mix_gate)) @ right.T

@@ -4,8 +4,6 @@ A record is written as soon as its cell is done, by the process that asked for i
 cells at most.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -14,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from hypermlp.errors import UserError
 from hypermlp.jobs.workers import CellError, Cluster, Local, Progress, Results, Tell, Work
 from hypermlp.reporting.records import check_writable, new_record, read_record, write_record
 
@@ -50,7 +49,7 @@ def recorded(folder: Path, cell: Cell) -> dict[str, Any] | None:
     try:
         record = read_record(path, cell.kind)
     except ValueError as error:
-        raise ValueError(f"{error}; remove it, and its cell is run again") from error
+        raise UserError(f"{error}; remove it, and its cell is run again") from error
     same = record["settings"] == json.loads(json.dumps(dataclasses.asdict(cell)))
     results: dict[str, Any] = record["results"]
     return results if same else None
@@ -82,7 +81,9 @@ class Outcome:
         """After everything else was shown."""
         if self.failures:
             what = "\n".join(map(str, self.failures))
-            raise ValueError(f"{len(self.failures)} of the cells failed; the others are recorded, and the same command goes on:\n{what}")
+            raise UserError(
+                f"{len(self.failures)} of the cells failed; the others are recorded, and the same command goes on:\n{what}"
+            )
 
 
 def run_and_tell(work: Work, wanted: list[Any], folder: Path, where: Local | Cluster) -> Outcome:
@@ -101,7 +102,9 @@ def run_and_tell(work: Work, wanted: list[Any], folder: Path, where: Local | Clu
             if i >= known:
                 teller.done(f"{cell.title}: {cell.say(result)}")
     except KeyboardInterrupt:
-        tell_people(f"interrupted: {len(outcome.results)} of {len(wanted)} are recorded, and the same command goes on")
+        tell_people(
+            f"interrupted: {len(outcome.results)} of {len(wanted)} are recorded, and the same command goes on"
+        )
         raise
     return outcome
 
@@ -123,9 +126,14 @@ class Teller:
             return
         self.told = time.monotonic()
         left = progress.seconds * (progress.steps / progress.step - 1)
-        tell_people(f"  {cell.title}: step {progress.step}/{progress.steps}, {progress.news}, at most {left:.0f} s left of this cell")
+        tell_people(
+            f"  {cell.title}: step {progress.step}/{progress.steps}, {progress.news}, at most {left:.0f} s left of this cell"
+        )
 
     def done(self, what: str) -> None:
         self.finished += 1
         left = (time.monotonic() - self.began) / self.finished * (self.cells - self.finished)
-        tell_people(f"[{self.finished}/{self.cells}] {what}" + f"; about {left / 60:.0f} min left" * (self.finished < self.cells))
+        tell_people(
+            f"[{self.finished}/{self.cells}] {what}"
+            + f"; about {left / 60:.0f} min left" * (self.finished < self.cells)
+        )

@@ -4,8 +4,6 @@ A cell is plain data with a ``title``; ``work(cell, device, tell)`` is a functio
 dictionary. What a cell is, how it is recorded and how a comparison is made of it: hypermlp/jobs/cells.py.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import logging
@@ -20,6 +18,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
+
+from hypermlp.errors import UserError
 
 ATTEMPTS = 3  # of a cell whose process is lost
 
@@ -107,7 +107,9 @@ class Local:
         if kind == "error":
             return cell, CellError(f"{cell.title}: {content}")
         if attempt == ATTEMPTS:
-            return cell, CellError(f"{cell.title}: its process died {ATTEMPTS} times, last with code {process.exitcode}")
+            return cell, CellError(
+                f"{cell.title}: its process died {ATTEMPTS} times, last with code {process.exitcode}"
+            )
         self._waiting.append((cell, attempt + 1))
         return None
 
@@ -133,7 +135,9 @@ def _serve(connection: Connection, work: Work, cell: Any, threads: int, device: 
     torch.set_num_threads(threads)
     with contextlib.suppress(BrokenPipeError):  # nobody listens any more
         try:
-            connection.send(("done", work(cell, device, lambda progress: connection.send(("progress", progress)))))
+            connection.send(
+                ("done", work(cell, device, lambda progress: connection.send(("progress", progress))))
+            )
         except BrokenPipeError:
             raise
         except Exception as error:
@@ -157,7 +161,9 @@ class Cluster:
         board = ray.remote(num_cpus=0, scheduling_strategy=here)(_Board).remote()
         remote = ray.remote(num_cpus=self.threads, num_gpus=self.gpus, max_retries=ATTEMPTS - 1)(_serve_far)
         device = "cuda" if self.gpus else "cpu"
-        running = {remote.remote(work, i, cell, self.threads, device, board): cell for i, cell in enumerate(cells)}
+        running = {
+            remote.remote(work, i, cell, self.threads, device, board): cell for i, cell in enumerate(cells)
+        }
         try:
             while running:
                 done, _ = ray.wait(list(running), timeout=0.2)
@@ -175,22 +181,28 @@ class Cluster:
         try:
             import ray
         except ImportError as error:
-            raise ValueError("--cluster needs Ray: pip install 'hypermlp[cluster]'") from error
+            raise UserError("--cluster needs Ray: pip install 'hypermlp[cluster]'") from error
         if not ray.is_initialized():
             try:
                 _knock(self.address)
                 ray.init(address=self.address, logging_level=logging.WARNING)
             except (OSError, ValueError, RuntimeError) as error:
                 advice = "start one with `ray start --head` and add machines with `ray start --address=...`"
-                raise ValueError(f"no Ray cluster at {self.address!r} ({error}); {advice}") from error
+                raise UserError(f"no Ray cluster at {self.address!r} ({error}); {advice}") from error
         return ray
 
     def _check_resources(self, ray: Any) -> None:
         """Ray would wait for such a machine to come."""
         offers = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        if not any(offer.get("CPU", 0) >= self.threads and offer.get("GPU", 0) >= self.gpus for offer in offers):
-            most = ", ".join(f"{offer.get('CPU', 0):g} CPUs and {offer.get('GPU', 0):g} GPUs" for offer in offers)
-            raise ValueError(f"no machine of the cluster has --threads {self.threads} and --gpus {self.gpus:g}; they have {most}")
+        if not any(
+            offer.get("CPU", 0) >= self.threads and offer.get("GPU", 0) >= self.gpus for offer in offers
+        ):
+            most = ", ".join(
+                f"{offer.get('CPU', 0):g} CPUs and {offer.get('GPU', 0):g} GPUs" for offer in offers
+            )
+            raise UserError(
+                f"no machine of the cluster has --threads {self.threads} and --gpus {self.gpus:g}; they have {most}"
+            )
 
     @staticmethod
     def _result(ray: Any, cell: Any, reference: Any) -> dict[str, Any] | CellError:
@@ -222,7 +234,9 @@ class _Board:
         return news
 
 
-def _serve_far(work: Work, i: int, cell: Any, threads: int, device: str, board: Any) -> dict[str, Any] | CellError:
+def _serve_far(
+    work: Work, i: int, cell: Any, threads: int, device: str, board: Any
+) -> dict[str, Any] | CellError:
     torch.set_num_threads(threads)
     try:
         return work(cell, device, lambda progress: board.put.remote(i, progress))
@@ -234,19 +248,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=1, help="cells at once, in processes (default: 1)")
     parser.add_argument("--threads", type=int, help="of each process (default: the cores, shared)")
     parser.add_argument("--device", default="cpu", help="of local processes (default: cpu)")
-    parser.add_argument("--cluster", metavar="ADDRESS", nargs="?", const="auto", help="run on a Ray cluster instead")
+    parser.add_argument(
+        "--cluster", metavar="ADDRESS", nargs="?", const="auto", help="run on a Ray cluster instead"
+    )
     parser.add_argument("--gpus", type=float, default=0, help="GPUs of each cell on the cluster (default: 0)")
 
 
 def chosen(args: argparse.Namespace) -> Local | Cluster:
     if args.jobs < 1 or (args.threads is not None and args.threads < 1):
-        raise ValueError(f"--jobs is {args.jobs}, --threads {args.threads}; they must be at least 1")
+        raise UserError(f"--jobs is {args.jobs}, --threads {args.threads}; they must be at least 1")
     if args.gpus < 0 or (args.gpus and not args.cluster):
-        raise ValueError(f"--gpus is {args.gpus}; it must be 0 or more, and goes with --cluster")
+        raise UserError(f"--gpus is {args.gpus}; it must be 0 or more, and goes with --cluster")
     try:
         torch.zeros(1, device=args.device)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device is {args.device!r}, which cannot be used here: {str(error).splitlines()[0]}") from error
+        raise UserError(
+            f"--device is {args.device!r}, which cannot be used here: {str(error).splitlines()[0]}"
+        ) from error
     if args.cluster:
         return Cluster(address=args.cluster, threads=args.threads or 1, gpus=args.gpus)
     return Local(jobs=args.jobs, threads=args.threads, device=args.device)

@@ -3,8 +3,6 @@
 Shapes: B batch, T positions, D width, K taps.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -15,7 +13,13 @@ from hypermlp.ops.library import Operator, call, define, differentiate, refuse_t
 
 
 def causal_conv_pair(
-    x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None = None, *, backend: str = "auto"
+    x: Tensor,
+    weight1: Tensor,
+    weight2: Tensor,
+    length: int,
+    reach: Tensor | None = None,
+    *,
+    backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Two depthwise causal convolutions of one input: ``y[t] = sum over lags i < K of weight[:, i] * x[t - i]``.
 
@@ -33,7 +37,9 @@ def causal_conv_pair(
     if chosen == "reference":
         return _forward(x, weight1, weight2, length, reach)
     refuse_transforms("causal_conv_pair in backend " + repr(chosen))
-    outs: tuple[Tensor, Tensor] = call(_native_conv_pair if chosen == "native" else _conv_pair, x, weight1, weight2, length, reach)
+    outs: tuple[Tensor, Tensor] = call(
+        _native_conv_pair if chosen == "native" else _conv_pair, x, weight1, weight2, length, reach
+    )
     return outs
 
 
@@ -44,7 +50,9 @@ def _tap(lag: int, past: int, reach: Tensor | None) -> tuple[slice, slice, Tenso
     return slice(first, None), slice(first + past - lag, -lag or None), hidden
 
 
-def _forward(x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None) -> tuple[Tensor, Tensor]:
+def _forward(
+    x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None
+) -> tuple[Tensor, Tensor]:
     dtype = torch.promote_types(torch.promote_types(x.dtype, weight1.dtype), torch.float32)
     outs = [x.new_zeros(x.shape[0], length, x.shape[2], dtype=dtype) for _ in range(2)]
     for lag in range(min(weight1.shape[1], x.shape[1])):
@@ -57,7 +65,13 @@ def _forward(x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Te
 
 
 def _backward(
-    grad1: Tensor, grad2: Tensor, x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None
+    grad1: Tensor,
+    grad2: Tensor,
+    x: Tensor,
+    weight1: Tensor,
+    weight2: Tensor,
+    length: int,
+    reach: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dtype = torch.promote_types(torch.promote_types(x.dtype, weight1.dtype), torch.float32)
     grads = [grad.to(dtype) for grad in (grad1, grad2)]
@@ -75,7 +89,9 @@ def _backward(
     return grad_x.to(x.dtype), grad_weight1.to(weight1.dtype), grad_weight2.to(weight2.dtype)
 
 
-def _fake(x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None) -> tuple[Tensor, Tensor]:
+def _fake(
+    x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None
+) -> tuple[Tensor, Tensor]:
     shape = (x.shape[0], length, x.shape[2])
     return x.new_empty(shape), x.new_empty(shape)
 
@@ -93,7 +109,11 @@ def _define_conv_pair(name: str) -> Operator:
     """``hypermlp::{name}`` and its gradients."""
     tensors = "Tensor x, Tensor weight1, Tensor weight2, int length, Tensor? reach"
     forward_op = define(name, f"({tensors}) -> (Tensor, Tensor)", _fake)
-    backward_op = define(f"{name}_backward", f"(Tensor grad1, Tensor grad2, {tensors}) -> (Tensor, Tensor, Tensor)", _fake_backward)
+    backward_op = define(
+        f"{name}_backward",
+        f"(Tensor grad1, Tensor grad2, {tensors}) -> (Tensor, Tensor, Tensor)",
+        _fake_backward,
+    )
 
     def backward(ctx: Any, grad1: Tensor, grad2: Tensor) -> tuple[Tensor | None, ...]:
         x, weight1, weight2, reach = ctx.saved_tensors

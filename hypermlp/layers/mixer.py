@@ -3,8 +3,6 @@
 Shapes: B batch, T new positions, D hidden size, H heads, G score branches (2 H for "glu"), Dk, Dv widths.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hypermlp.config import MixerConfig, is_integer, require
+from hypermlp.errors import UserError
 from hypermlp.layers.common import causal_conv_pair, rotate
 from hypermlp.layers.mixing import SequenceMix
 from hypermlp.layers.registers import add_overlap, attend_with_registers, conv_of_registers
@@ -69,17 +68,24 @@ class Mixer(nn.Module):
         self.v_conv = nn.Parameter(torch.empty(hidden, config.conv_kernel)) if config.conv else None
         self.mix1 = SequenceMix(config.num_branches, config.num_slots, config.rank) if config.mix1 else None
         self.mix2 = SequenceMix(config.num_heads, config.num_slots, config.rank) if config.mix2 else None
-        self.registers = nn.Parameter(torch.empty(config.num_registers, hidden)) if config.num_registers else None
+        self.registers = (
+            nn.Parameter(torch.empty(config.num_registers, hidden)) if config.num_registers else None
+        )
         # All sigmoid gates of x in one product: on the queries, on the head outputs, of the first and of the second mix.
-        mix_gates = (config.num_branches * config.rank * config.mix1, config.num_heads * config.rank * config.mix2)
+        mix_gates = (
+            config.num_branches * config.rank * config.mix1,
+            config.num_heads * config.rank * config.mix2,
+        )
         self.gate_sizes = [qk * config.feature_gates, vo * config.feature_gates, *mix_gates]
         self.gates = nn.Linear(hidden, sum(self.gate_sizes)) if any(self.gate_sizes) else None
         self.reset_parameters()
 
     @classmethod
-    def from_label(cls, label: str, *, hidden_size: int, max_length: int, **settings: Any) -> Mixer:
+    def from_label(cls, label: str, *, hidden_size: int, max_length: int, **settings: Any) -> "Mixer":
         """The layer of a label of the paper's design study; ``settings`` as in ``MixerConfig.from_label``."""
-        return Mixer(MixerConfig.from_label(label, hidden_size=hidden_size, max_length=max_length, **settings))
+        return Mixer(
+            MixerConfig.from_label(label, hidden_size=hidden_size, max_length=max_length, **settings)
+        )
 
     def reset_parameters(self) -> None:
         """Weights N(0, init_std), biases and diagonals zero."""
@@ -126,8 +132,12 @@ class Mixer(nn.Module):
                 starts = starts.clamp(max=total)  # padding that goes on in a later chunk
             starts = row_starts(starts, new, total, config.max_length)  # [B, T]
             stream_starts = starts if state is None else state.offer_starts(given, new)
-            reach = torch.arange(past + 1, total + 1, device=x.device) - starts  # how many positions each sees, itself included
-            x = x.masked_fill((reach < 1)[:, :, None], 0)  # padding: whatever stands there, even NaN, goes no further
+            reach = (
+                torch.arange(past + 1, total + 1, device=x.device) - starts
+            )  # how many positions each sees, itself included
+            x = x.masked_fill(
+                (reach < 1)[:, :, None], 0
+            )  # padding: whatever stands there, even NaN, goes no further
 
         if state is not None and steps_natively(self, x):
             out = native_step(self, x, state, starts, reach)
@@ -135,7 +145,9 @@ class Mixer(nn.Module):
             return out
         register_inputs = self._register_inputs()
         q, k, v, mix1, mix2, output_gate = self.project(x, state, reach, stream_starts, register_inputs)
-        operator = partial(attend, activation=config.activation, layout=config.layout, eps=config.eps, backend=self.backend)
+        operator = partial(
+            attend, activation=config.activation, layout=config.layout, eps=config.eps, backend=self.backend
+        )
         if register_inputs is None:
             o = operator(q, k, v, mix1, mix2, starts)
         else:
@@ -164,11 +176,14 @@ class Mixer(nn.Module):
         keys_from = values_from = x
         if self.k_conv is not None and self.v_conv is not None:
             extended = x if state is None else state.offer_inputs(x)
-            keys_from, values_from = causal_conv_pair(extended, self.k_conv, self.v_conv, x.shape[1], reach, backend=self.backend)
+            keys_from, values_from = causal_conv_pair(
+                extended, self.k_conv, self.v_conv, x.shape[1], reach, backend=self.backend
+            )
             if register_inputs is not None:
                 overlaps = (convolved[config.num_registers :] for convolved in register_inputs)
                 keys_from, values_from = (
-                    add_overlap(each, overlap, reach, past) for each, overlap in zip((keys_from, values_from), overlaps, strict=True)
+                    add_overlap(each, overlap, reach, past)
+                    for each, overlap in zip((keys_from, values_from), overlaps, strict=True)
                 )
         q = self.q_proj(x).unflatten(-1, (config.num_branches, config.qk_dim))
         k = self.k_proj(keys_from).unflatten(-1, (config.num_branches, config.qk_dim))
@@ -189,9 +204,14 @@ class Mixer(nn.Module):
             mix2 = None if self.mix2 is None else self.mix2(gate2)
         return Heads(q, k, v, mix1, mix2, output_gate if config.feature_gates else None)
 
-    def _own_positions(self, past: int, new: int, device: torch.device, stream_starts: Tensor | None) -> Tensor:
+    def _own_positions(
+        self, past: int, new: int, device: torch.device, stream_starts: Tensor | None
+    ) -> Tensor:
         """Of new positions in their documents, behind the registers: ``[B or 1, T]``."""
-        return positions_in_document(torch.arange(past, past + new, device=device), stream_starts) + self.config.num_registers
+        return (
+            positions_in_document(torch.arange(past, past + new, device=device), stream_starts)
+            + self.config.num_registers
+        )
 
     def _register_inputs(self) -> tuple[Tensor, Tensor] | None:
         """What the registers' keys and values are made from, and behind it what they add to the first positions of a context."""
@@ -199,7 +219,9 @@ class Mixer(nn.Module):
             return None if self.registers is None else (self.registers, self.registers)
         return conv_of_registers(self.registers, self.k_conv, self.v_conv)
 
-    def _register_heads(self, keys_from: Tensor, values_from: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    def _register_heads(
+        self, keys_from: Tensor, values_from: Tensor
+    ) -> tuple[Callable[[Tensor], Tensor], Tensor]:
         """The registers' keys, by the position of the first one, and their values: layers/registers.py."""
         config, count = self.config, self.config.num_registers
         keys = self.k_proj(keys_from[:count]).unflatten(-1, (config.num_branches, config.qk_dim))
@@ -207,24 +229,37 @@ class Mixer(nn.Module):
 
         def keys_at(first: Tensor) -> Tensor:
             rows = keys.expand(first.shape[0], -1, -1, -1)
-            return rotate(rows, first[:, None] + torch.arange(count, device=first.device), config.rope_theta) if config.rope else rows
+            return (
+                rotate(rows, first[:, None] + torch.arange(count, device=first.device), config.rope_theta)
+                if config.rope
+                else rows
+            )
 
         return keys_at, values
 
     def _check(self, x: Tensor, state: MixerState | None, starts: Tensor | None) -> None:
-        weight, max_length = getattr(self.q_proj, "weight", x), self.config.max_length  # an adapter may have none
+        weight, max_length = (
+            getattr(self.q_proj, "weight", x),
+            self.config.max_length,
+        )  # an adapter may have none
         weight = weight if isinstance(weight, Tensor) else x
         require("x", type(x), isinstance(x, Tensor), "a tensor")
         if x.dim() != 3 or x.shape[-1] != self.config.hidden_size or 0 in x.shape:
-            raise ValueError(f"x has shape {list(x.shape)}; it must be [batch, positions, {self.config.hidden_size}], none empty")
+            raise UserError(
+                f"x has shape {list(x.shape)}; it must be [batch, positions, {self.config.hidden_size}], none empty"
+            )
         if x.device != weight.device:
-            raise ValueError(f"x is on {x.device}, the layer on {weight.device}; move one of them")
+            raise UserError(f"x is on {x.device}, the layer on {weight.device}; move one of them")
         if x.dtype != weight.dtype and weight.is_floating_point() and not autocast_enabled(x.device.type):
-            raise ValueError(f"x is {x.dtype}, the layer {weight.dtype}; cast one of them, or use torch.autocast")
+            raise UserError(
+                f"x is {x.dtype}, the layer {weight.dtype}; cast one of them, or use torch.autocast"
+            )
         if state is not None and state.config != self.config:
-            raise ValueError(f"the state belongs to a layer with another configuration, {state.config}; this one has {self.config}")
+            raise UserError(
+                f"the state belongs to a layer with another configuration, {state.config}; this one has {self.config}"
+            )
         if state is not None and state.batch_size != x.shape[0]:
-            raise ValueError(
+            raise UserError(
                 f"x has batch size {x.shape[0]}, the state {state.batch_size}; make one with new_state(batch_size={x.shape[0]})"
             )
         if state is not None:
@@ -234,7 +269,7 @@ class Mixer(nn.Module):
         total = x.shape[1] + (0 if state is None else state.length)
         windowed = starts is not None or (state is not None and state.starts is not None)
         if total > max_length and not windowed:
-            raise ValueError(
+            raise UserError(
                 f"{total} positions, but max_length is {max_length}; build the layer with a larger max_length, "
                 f"or pass starts so that each position sees at most {max_length} (a sliding window)"
             )
@@ -249,11 +284,15 @@ class HyperMLP(Mixer):
     """Label ``R-cg-q-12o``: relu of the normalised, mixed scores. ``settings``: any field of ``MixerConfig``, or ``compression``."""
 
     def __init__(self, hidden_size: int, max_length: int, **settings: Any):
-        super().__init__(MixerConfig.from_label("R-cg-q-12o", hidden_size=hidden_size, max_length=max_length, **settings))
+        super().__init__(
+            MixerConfig.from_label("R-cg-q-12o", hidden_size=hidden_size, max_length=max_length, **settings)
+        )
 
 
 class HyperGLU(Mixer):
     """Label ``G-cg-q-12o``: like HyperMLP, with a second score branch for the strength of a slot beside its selection."""
 
     def __init__(self, hidden_size: int, max_length: int, **settings: Any):
-        super().__init__(MixerConfig.from_label("G-cg-q-12o", hidden_size=hidden_size, max_length=max_length, **settings))
+        super().__init__(
+            MixerConfig.from_label("G-cg-q-12o", hidden_size=hidden_size, max_length=max_length, **settings)
+        )

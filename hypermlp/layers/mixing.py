@@ -3,8 +3,6 @@
 Shapes: H heads (branches), L slots, r rank, B batch, T positions.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
@@ -27,4 +25,6 @@ class SequenceMix(nn.Module):
 
     def forward(self, gate: Tensor) -> Mix:
         """``gate``: ``[B, T, H * r]``, between 0 and 1."""
-        return Mix(self.diag, self.left, self.right, gate.unflatten(-1, (self.left.shape[0], self.left.shape[2])))
+        return Mix(
+            self.diag, self.left, self.right, gate.unflatten(-1, (self.left.shape[0], self.left.shape[2]))
+        )

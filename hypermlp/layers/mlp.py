@@ -1,7 +1,5 @@
 """The other half of a block: two-layer MLPs without biases."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 

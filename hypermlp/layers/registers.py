@@ -9,8 +9,6 @@ and so for every context that ``starts`` makes: padded, packed or seen through a
 Shapes: B batch, T new positions, S positions so far, G score branches, H heads, k registers, C contexts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -61,7 +59,7 @@ class Contexts(NamedTuple):
     first: Tensor  # [C]: the first query
     last: Tensor  # [C]: the last one
 
-    def of_similar_length(self) -> Iterator[Contexts]:
+    def of_similar_length(self) -> "Iterator[Contexts]":
         """In groups, so that rows padded to the longest of a group are at most twice as long as they need be."""
         size = (self.last - self.start + 1).float().log2().ceil()
         for each in size.unique():

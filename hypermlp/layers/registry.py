@@ -1,12 +1,11 @@
 """From a name to a layer: the labels of the design study, and the peers that they are compared with."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 from typing import Any
 
 from hypermlp.config import MixerConfig
+from hypermlp.errors import UserError
 from hypermlp.label import BASES, GRAMMAR, Label
 from hypermlp.layers.baselines.base import Baseline, BaselineConfig, BaselineState
 from hypermlp.layers.mixer import Mixer
@@ -47,11 +46,11 @@ def mixer_name(name: str) -> str:
         return name
     peers = ", ".join(BASELINES)
     if isinstance(name, str) and name[:1] not in tuple(BASES):
-        raise ValueError(f"unknown mixer {name!r}; allowed: {peers}, or a label: {GRAMMAR}")
+        raise UserError(f"unknown mixer {name!r}; allowed: {peers}, or a label: {GRAMMAR}")
     try:
         return str(Label.parse(name))
     except ValueError as error:
-        raise ValueError(f"{error}. Or a peer: {peers}") from None
+        raise UserError(f"{error}. Or a peer: {peers}") from None
 
 
 def mixer_config(name: str, *, hidden_size: int, max_length: int, **settings: Any) -> Config:
@@ -63,7 +62,7 @@ def mixer_config(name: str, *, hidden_size: int, max_length: int, **settings: An
     known = {field.name for field in dataclasses.fields(kind)}
     for setting in settings:
         if setting not in known:
-            raise ValueError(f"{name} has no setting {setting!r}; allowed: {', '.join(sorted(known))}")
+            raise UserError(f"{name} has no setting {setting!r}; allowed: {', '.join(sorted(known))}")
     config: BaselineConfig = kind(hidden_size=hidden_size, max_length=max_length, **settings)
     return config
 

@@ -3,15 +3,14 @@
 Shapes: B batch, T positions so far, H heads, Dk, Dv widths, D layer width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from hypermlp.config import MixerConfig
+from hypermlp.errors import UserError
 from hypermlp.ops.layout import raise_where
 
 
@@ -58,12 +57,14 @@ def _frozen(buffer: Tensor) -> bool:
     """May it not be written in place? A tensor made in inference mode may not, outside of it."""
     if buffer.requires_grad:
         return True
-    return not torch.compiler.is_compiling() and buffer.is_inference() and not torch.is_inference_mode_enabled()
+    return (
+        not torch.compiler.is_compiling() and buffer.is_inference() and not torch.is_inference_mode_enabled()
+    )
 
 
 def require_kind(known: Tensor | None, new: Tensor) -> None:
     if known is not None and (known.dtype, known.device) != (new.dtype, new.device):
-        raise ValueError(
+        raise UserError(
             f"the state holds {known.dtype} on {known.device}, this call makes {new.dtype} on {new.device}; "
             "decode under the same autocast as the prompt, or move the state with state.to(...)"
         )
@@ -87,7 +88,9 @@ def check_index(index: Tensor, batch_size: int) -> Tensor:
     index = torch.as_tensor(index)
     integer = not (index.is_floating_point() or index.is_complex() or index.dtype == torch.bool)
     if not integer or index.dim() != 1 or index.numel() == 0 or index.min() < 0 or index.max() >= batch_size:
-        raise ValueError(f"index is {index.tolist()}; it must be a list of sequences between 0 and {batch_size - 1}")
+        raise UserError(
+            f"index is {index.tolist()}; it must be a list of sequences between 0 and {batch_size - 1}"
+        )
     return index
 
 
@@ -103,7 +106,9 @@ class MixerState:
         self.config = config
         self.rollback = rollback
         self.length = 0
-        self.starts: Tensor | None = None  # int64 [B, T], as the caller gave them; None if none was ever given
+        self.starts: Tensor | None = (
+            None  # int64 [B, T], as the caller gave them; None if none was ever given
+        )
         self._keys, self._values, self._inputs = Rows(), Rows(), Rows()
 
     @property
@@ -184,27 +189,29 @@ class MixerState:
 
     # The user's side.
 
-    def reorder(self, index: Tensor) -> MixerState:
+    def reorder(self, index: Tensor) -> Self:
         """Sequence ``index[i]`` becomes sequence i; any number of them, as beam search needs."""
         index = check_index(index, self.batch_size)
         self._map(lambda x: x.index_select(0, index.to(x.device)))
         self.batch_size = index.numel()
         return self
 
-    def repeat(self, times: int) -> MixerState:
+    def repeat(self, times: int) -> Self:
         """Each sequence ``times`` times in a row."""
         if times < 1:
-            raise ValueError(f"times is {times}; it must be at least 1")
+            raise UserError(f"times is {times}; it must be at least 1")
         return self.reorder(torch.arange(self.batch_size).repeat_interleave(times))
 
-    def crop(self, length: int) -> MixerState:
+    def crop(self, length: int) -> Self:
         """Forget all but the first ``length`` positions."""
         if not 0 <= length <= self.length:
-            raise ValueError(f"length is {length}; the state can be cropped to between 0 and {self.length} positions")
+            raise UserError(
+                f"length is {length}; the state can be cropped to between 0 and {self.length} positions"
+            )
         kept = self._inputs.length - (self.length - length)
         missing = min(length, self.conv_history) - kept
         if self.config.conv and length > 0 and missing > 0:
-            raise ValueError(
+            raise UserError(
                 f"cannot crop to {length} of {self.length} positions: the convolution needs {missing} inputs that are forgotten; "
                 f"keep more with new_state(..., rollback={self.rollback + missing})"
             )
@@ -213,14 +220,14 @@ class MixerState:
         self.starts = None if self.starts is None or length == 0 else self.starts[:, :length]
         return self
 
-    def to(self, *args: Any, **kwargs: Any) -> MixerState:
+    def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move or cast, as ``Tensor.to``; ``starts`` stay integers."""
         self._map(lambda x: x.to(*args, **kwargs) if x.is_floating_point() else x)
         if self.starts is not None and self.keys is not None:
             self.starts = self.starts.to(self.keys.device)
         return self
 
-    def detach(self) -> MixerState:
+    def detach(self) -> Self:
         """Cut the gradient: later calls do not reach back into earlier ones."""
         self._map(torch.detach)
         return self
@@ -233,7 +240,7 @@ class MixerState:
         keys = "empty" if self.keys is None else f"{self.keys.dtype} on {self.keys.device}"
         return f"MixerState(batch_size={self.batch_size}, length={self.length}, {keys})"
 
-    def clone(self) -> MixerState:
+    def clone(self) -> "MixerState":
         other = MixerState(self.batch_size, self.config, rollback=self.rollback)
         other.__dict__.update(self.__dict__)
         other._map(torch.clone)
@@ -243,5 +250,7 @@ class MixerState:
         def changed(x: Tensor | None) -> Tensor | None:
             return None if x is None else change(x)
 
-        self._keys, self._values, self._inputs = (Rows(changed(rows.get())) for rows in (self._keys, self._values, self._inputs))
+        self._keys, self._values, self._inputs = (
+            Rows(changed(rows.get())) for rows in (self._keys, self._values, self._inputs)
+        )
         self.starts = changed(self.starts)

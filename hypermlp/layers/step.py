@@ -3,8 +3,6 @@
 What ``Mixer.forward`` does in two dozen small operations costs more than the arithmetic when there is one new position.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,21 +37,38 @@ def _fake(x: Tensor, *_rest: Any) -> Tensor:
 _native_step = define("native_step", _SCHEMA, _fake)
 
 
-def steps_natively(layer: Mixer, x: Tensor) -> bool:
+def steps_natively(layer: "Mixer", x: Tensor) -> bool:
     """Can the kernel take these new positions?
 
     It computes no derivatives, rotates nothing, knows neither half precision nor registers, and reads parameters instead of calling
     modules, so these must be plain: adapters and hooks take the general way.
     """
     config, count = layer.config, x.shape[1]
-    if count > MOST_POSITIONS or x.shape[0] * count > MOST_ROWS or torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if (
+        count > MOST_POSITIONS
+        or x.shape[0] * count > MOST_ROWS
+        or torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+    ):
         return False
-    if x.dtype not in (torch.float32, torch.float64) or config.rope or config.activation == "softmax" or config.num_registers:
+    if (
+        x.dtype not in (torch.float32, torch.float64)
+        or config.rope
+        or config.activation == "softmax"
+        or config.num_registers
+    ):
         return False
-    if autocast_enabled(x.device.type) or in_transform() or modules._global_forward_hooks or modules._global_forward_pre_hooks:
+    if (
+        autocast_enabled(x.device.type)
+        or in_transform()
+        or modules._global_forward_hooks
+        or modules._global_forward_pre_hooks
+    ):
         return False
     linear = (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj, layer.gates)
-    if not all(is_plain(part, nn.Linear) and part.weight.dtype == x.dtype for part in linear if part is not None):
+    if not all(
+        is_plain(part, nn.Linear) and part.weight.dtype == x.dtype for part in linear if part is not None
+    ):
         return False
     if not all(is_plain(mix, SequenceMix) for mix in (layer.mix1, layer.mix2) if mix is not None):
         return False
@@ -65,12 +80,17 @@ def is_plain(part: nn.Module, kind: type) -> bool:
     return type(part) is kind and not part._forward_hooks and not part._forward_pre_hooks
 
 
-def native_step(layer: Mixer, x: Tensor, state: MixerState, starts: Tensor | None, reach: Tensor | None) -> Tensor:
+def native_step(
+    layer: "Mixer", x: Tensor, state: MixerState, starts: Tensor | None, reach: Tensor | None
+) -> Tensor:
     """``layer(x, state=state)``; the state's caches take in the new positions, which are still to be committed."""
     config, gates = layer.config, layer.gates
     keys, values = state.caches(x)
     history, past_inputs = state.input_cache(x) if config.conv else (None, 0)
-    parameters = [(None, None, None) if mix is None else (mix.diag, mix.left, mix.right) for mix in (layer.mix1, layer.mix2)]
+    parameters = [
+        (None, None, None) if mix is None else (mix.diag, mix.left, mix.right)
+        for mix in (layer.mix1, layer.mix2)
+    ]
     out: Tensor = call(
         _native_step,
         *(x, history, past_inputs, layer.k_conv, layer.v_conv),

@@ -3,8 +3,6 @@
 Shapes: B batch, T positions, D width, V vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -83,7 +81,11 @@ class Autoencoder(nn.Module):
         self.embedding = nn.Embedding(vocab_size, width)
         self.layers = mixing_layers(mixer, width, max_length)
         self.register_buffer("positions", sinusoids(max_length, width), persistent=False)
-        hidden = [part for _ in range(2) for part in (nn.RMSNorm(width, eps=NORM_EPS), nn.Linear(width, width), nn.GELU())]
+        hidden = [
+            part
+            for _ in range(2)
+            for part in (nn.RMSNorm(width, eps=NORM_EPS), nn.Linear(width, width), nn.GELU())
+        ]
         self.decoder = nn.Sequential(*hidden, nn.RMSNorm(width, eps=NORM_EPS), nn.Linear(width, vocab_size))
         self.reset_parameters()
 
@@ -107,7 +109,9 @@ def sinusoids(length: int, width: int) -> Tensor:
     return torch.cat([angle.sin(), angle.cos()], dim=1)
 
 
-def build_backbone(task: str, mixer: str | MakeMixer, *, vocab_size: int, max_length: int, width: int = 128) -> nn.Module:
+def build_backbone(
+    task: str, mixer: str | MakeMixer, *, vocab_size: int, max_length: int, width: int = 128
+) -> nn.Module:
     """The one that a task is run with."""
     kind = Autoencoder if task == "compression" else LanguageBackbone
     return kind(mixer, vocab_size=vocab_size, max_length=max_length, width=width)

@@ -1,7 +1,5 @@
 """What can be put into the benchmark: a label or registered name, or a function of the user's, checked before anything is trained."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import inspect
@@ -14,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hypermlp.errors import UserError
 from hypermlp.jobs.workers import describe
 from hypermlp.layers import build_mixer
 
@@ -43,13 +42,13 @@ def resolve(name: str) -> str | MakeMixer:
 def _load(name: str) -> Any:
     module, _, attribute = name.partition(":")
     if not module or not attribute:
-        raise ValueError(f"mixer is {name!r}; allowed: a label such as G-cg-q-12o, or package.module:function")
+        raise UserError(f"mixer is {name!r}; allowed: a label such as G-cg-q-12o, or package.module:function")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # where a user's file is
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # whatever the user's module raises
-        raise ValueError(f"mixer {name!r} cannot be imported: {describe(error)}") from error
+        raise UserError(f"mixer {name!r} cannot be imported: {describe(error)}") from error
 
 
 def check(name: str, mixer: str | MakeMixer, width: int, max_length: int) -> None:
@@ -59,7 +58,7 @@ def check(name: str, mixer: str | MakeMixer, width: int, max_length: int) -> Non
             with torch.device("meta"):
                 make(mixer, width, max_length)
         except ValueError as error:
-            raise ValueError(f"{error}; or package.module:function for a mixer of your own") from error
+            raise UserError(f"{error}; or package.module:function for a mixer of your own") from error
         return
     x = torch.randn(2, max_length, width, generator=torch.Generator().manual_seed(0))
     half = max_length // 2
@@ -71,12 +70,14 @@ def check(name: str, mixer: str | MakeMixer, width: int, max_length: int) -> Non
         with torch.no_grad():
             out, other = made.eval()(x), made(later)
     except Exception as error:  # whatever the user's code raises
-        raise ValueError(f"mixer {name!r} fails: {describe(error)}; {CONTRACT}") from error
+        raise UserError(f"mixer {name!r} fails: {describe(error)}; {CONTRACT}") from error
     if not isinstance(out, Tensor) or out.shape != x.shape or out.dtype != x.dtype:
         got = f"{list(out.shape)} of {out.dtype}" if isinstance(out, Tensor) else type(out).__name__
         wanted = f"{list(x.shape)} of {x.dtype}"
-        raise ValueError(f"mixer {name!r} gave {got} for an input {wanted}; it must give a tensor of the same shape and type")
+        raise UserError(
+            f"mixer {name!r} gave {got} for an input {wanted}; it must give a tensor of the same shape and type"
+        )
     if not out.isfinite().all():
-        raise ValueError(f"mixer {name!r} gave numbers that are not finite for a normal input")
+        raise UserError(f"mixer {name!r} gave numbers that are not finite for a normal input")
     if not torch.allclose(out[:, :half], other[:, :half], rtol=1e-4, atol=1e-5):
-        raise ValueError(f"mixer {name!r} is not causal: a position changes with a later one; {CONTRACT}")
+        raise UserError(f"mixer {name!r} is not causal: a position changes with a later one; {CONTRACT}")

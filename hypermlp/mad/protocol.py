@@ -4,8 +4,6 @@ One thing at a time is changed from the baseline, never two. A cell is one train
 rate and a weight decay.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -14,11 +12,17 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeVar
 
 from hypermlp.config import require
+from hypermlp.errors import UserError
 from hypermlp.mad.settings import whole
 from hypermlp.mad.tasks import SAMPLERS, TASKS, find_task
 
 Changes = dict[str, Any]
-SCHEDULES, SCORES, ACCURACIES, PRECISIONS = ("constant", "cosine"), ("best", "last"), ("macro", "micro"), ("bfloat16", "float32")
+SCHEDULES, SCORES, ACCURACIES, PRECISIONS = (
+    ("constant", "cosine"),
+    ("best", "last"),
+    ("macro", "micro"),
+    ("bfloat16", "float32"),
+)
 
 TRAINING_SETS = [{"num_train": n} for n in (6400, 3200, 1600, 800)]
 LENGTHS = [{"seq_len": n} for n in (256, 512, 1024)]
@@ -33,7 +37,12 @@ PUBLISHED: dict[str, list[Changes]] = {  # 66 settings, the baseline first
     ],
     "fuzzy-in-context-recall": [{}, *({"vocab_size": n} for n in (32, 64, 128)), *LENGTHS, *TRAINING_SETS],
     "memorization": [{}, *({"vocab_size": n} for n in (512, 1024, 2048, 4096, 8192))],
-    "compression": [{}, *({"vocab_size": n} for n in (32, 64, 128)), *({"seq_len": n} for n in (64, 128, 256)), *TRAINING_SETS],
+    "compression": [
+        {},
+        *({"vocab_size": n} for n in (32, 64, 128)),
+        *({"seq_len": n} for n in (64, 128, 256)),
+        *TRAINING_SETS,
+    ],
     "selective-copying": [
         {},
         *({"vocab_size": n} for n in (32, 64, 128)),
@@ -72,15 +81,37 @@ class Training:
     """Stop when an evaluation is above."""
 
     def __post_init__(self) -> None:
-        for name, allowed in (("schedule", SCHEDULES), ("score", SCORES), ("accuracy", ACCURACIES), ("precision", PRECISIONS)):
-            require(name, getattr(self, name), getattr(self, name) in allowed, " or ".join(map(repr, allowed)))
+        for name, allowed in (
+            ("schedule", SCHEDULES),
+            ("score", SCORES),
+            ("accuracy", ACCURACIES),
+            ("precision", PRECISIONS),
+        ):
+            require(
+                name, getattr(self, name), getattr(self, name) in allowed, " or ".join(map(repr, allowed))
+            )
         for name in ("learning_rate", "weight_decay", "solved"):
-            require(name, getattr(self, name), _number(getattr(self, name)) and getattr(self, name) >= 0, "a number, 0 or more")
+            require(
+                name,
+                getattr(self, name),
+                _number(getattr(self, name)) and getattr(self, name) >= 0,
+                "a number, 0 or more",
+            )
         require("learning_rate", self.learning_rate, self.learning_rate > 0, "positive")
         for name in ("batch_size", "epochs"):
-            require(name, getattr(self, name), whole(getattr(self, name)) and getattr(self, name) > 0, "a whole number, 1 or more")
+            require(
+                name,
+                getattr(self, name),
+                whole(getattr(self, name)) and getattr(self, name) > 0,
+                "a whole number, 1 or more",
+            )
         every = self.evaluate_every
-        require("evaluate_every", every, every is None or (whole(every) and every > 0), "a whole number, 1 or more, or None")
+        require(
+            "evaluate_every",
+            every,
+            every is None or (whole(every) and every > 0),
+            "a whole number, 1 or more, or None",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +164,15 @@ GRIDS = {
     ),
     "smoke": Grid(
         settings={
-            task: [{"num_train": 64, "num_test": 32, "seq_len": 32, **({"copied": 4} if "copying" in task else {})}] for task in TASKS
+            task: [
+                {
+                    "num_train": 64,
+                    "num_test": 32,
+                    "seq_len": 32,
+                    **({"copied": 4} if "copying" in task else {}),
+                }
+            ]
+            for task in TASKS
         },
         learning_rates=_for_all((1e-3,)),
         training=_for_all(replace(_SMALL, evaluate_every=1)),
@@ -164,7 +203,12 @@ class Cell:
             require(name, getattr(chosen, name), getattr(chosen, name) > 0, "positive")
         require("sampler", self.sampler, self.sampler in SAMPLERS, " or ".join(map(repr, SAMPLERS)))
         require("width", self.width, whole(self.width) and self.width > 0, "a whole number, 1 or more")
-        require("seed", self.seed, whole(self.seed) and 0 <= self.seed < 2**32, "a whole number, 0 or more and below 2**32")
+        require(
+            "seed",
+            self.seed,
+            whole(self.seed) and 0 <= self.seed < 2**32,
+            "a whole number, 0 or more and below 2**32",
+        )
 
     @property
     def title(self) -> str:
@@ -185,7 +229,9 @@ def changed(cell: Cell, **changes: Any) -> Cell:
     own = {name: value for name, value in changes.items() if name in ("width", "seed", "sampler")}
     training = {name: value for name, value in changes.items() if name in of_training}
     settings = {name: value for name, value in changes.items() if name not in own and name not in training}
-    return replace(cell, settings=cell.settings | settings, training=replace(cell.training, **training), **own)
+    return replace(
+        cell, settings=cell.settings | settings, training=replace(cell.training, **training), **own
+    )
 
 
 def read_cell(settings: dict[str, Any]) -> Cell:
@@ -200,7 +246,7 @@ def grid_of(cell: Cell) -> str | None:
 
 def find_grid(name: str) -> Grid:
     if name not in GRIDS:
-        raise ValueError(f"unknown grid {name!r}; allowed: {', '.join(GRIDS)}")
+        raise UserError(f"unknown grid {name!r}; allowed: {', '.join(GRIDS)}")
     return GRIDS[name]
 
 
@@ -208,6 +254,16 @@ def cells(mixer: str, grid: Grid, tasks: list[str]) -> Iterator[Cell]:
     """The trainings of one mixer."""
     for task in tasks:
         find_task(task)
-        for changes, rate, decay in itertools.product(grid.settings[task], grid.learning_rates[task], grid.weight_decays):
+        for changes, rate, decay in itertools.product(
+            grid.settings[task], grid.learning_rates[task], grid.weight_decays
+        ):
             chosen = replace(grid.training[task], learning_rate=rate, weight_decay=decay)
-            yield Cell(mixer=mixer, task=task, settings=changes, training=chosen, sampler=grid.sampler, width=grid.width, seed=grid.seed)
+            yield Cell(
+                mixer=mixer,
+                task=task,
+                settings=changes,
+                training=chosen,
+                sampler=grid.sampler,
+                width=grid.width,
+                seed=grid.seed,
+            )

@@ -3,11 +3,9 @@
 What is drawn, in which order and by which call decides the tokens, so nothing here may be reordered; some draws are not even used.
 """
 
-from __future__ import annotations
-
 import itertools
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +28,7 @@ class Generators(NamedTuple):
     legacy: np.random.RandomState
 
     @classmethod
-    def seeded(cls, seed: int) -> Generators:
+    def seeded(cls, seed: int) -> Self:
         return cls(np.random.default_rng(seed), np.random.RandomState(seed))
 
 

@@ -1,7 +1,5 @@
 """Results as a table: a row for each mixer, a column for each task, the published value beside ours."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass

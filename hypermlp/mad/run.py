@@ -1,7 +1,5 @@
 """The benchmark in Python, and the checks before anything is trained."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from hypermlp.jobs.cells import Teller
@@ -20,12 +18,18 @@ def check_mixers(wanted: list[Cell]) -> None:
 
 
 def _check(name: str, mixer: str | mixers.MakeMixer, wanted: list[Cell]) -> None:
-    for width, length in sorted({(cell.width, find_task(cell.task).settings(**cell.settings).seq_len) for cell in wanted}):
+    for width, length in sorted(
+        {(cell.width, find_task(cell.task).settings(**cell.settings).seq_len) for cell in wanted}
+    ):
         mixers.check(name, mixer, width, length)
 
 
 def benchmark(
-    mixer: str | mixers.MakeMixer, *, grid: str = "mini", tasks: str | list[str] | None = None, tell: Tell | None = None
+    mixer: str | mixers.MakeMixer,
+    *,
+    grid: str = "mini",
+    tasks: str | list[str] | None = None,
+    tell: Tell | None = None,
 ) -> Table:
     """A label, or a function ``make(hidden_size=..., max_length=...)`` that returns a causal module ``[B, T, D] -> [B, T, D]``.
 

@@ -3,8 +3,6 @@
 Shapes: N examples, S slots, C keys. Every function takes (settings, generator, number of examples, is it a test?).
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -82,7 +80,9 @@ def fuzzy_recall(settings: Settings, rng: np.random.Generator, count: int, test:
         history.append((np.where(active[:, None], key, -2), value))
     append(probe, answer, np.ones(count, dtype=bool), np.ones(count, dtype=bool))
     shift = settings.seq_len + 1 - length  # to the right end
-    places = (np.arange(settings.seq_len + 1) - shift[:, None]) % tokens.shape[1]  # what comes from behind the end is padding
+    places = (np.arange(settings.seq_len + 1) - shift[:, None]) % tokens.shape[
+        1
+    ]  # what comes from behind the end is padding
     tokens, answers = np.take_along_axis(tokens, places, 1), np.take_along_axis(answers, places, 1)
     return Example(tokens[:, :-1], (answers if test else tokens)[:, 1:])
 

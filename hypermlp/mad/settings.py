@@ -1,7 +1,5 @@
 """One setting of a task, checked for what the task needs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,17 +37,31 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("num_train", "num_test", "noise_vocab_size", "copied"):
-            require(name, getattr(self, name), whole(getattr(self, name)) and getattr(self, name) >= 0, "a whole number, 0 or more")
+            require(
+                name,
+                getattr(self, name),
+                whole(getattr(self, name)) and getattr(self, name) >= 0,
+                "a whole number, 0 or more",
+            )
         for name in ("key_motif", "value_motif"):
-            require(name, getattr(self, name), whole(getattr(self, name)) and getattr(self, name) >= 1, "a whole number, 1 or more")
+            require(
+                name,
+                getattr(self, name),
+                whole(getattr(self, name)) and getattr(self, name) >= 1,
+                "a whole number, 1 or more",
+            )
         least = self.noise_vocab_size + self.specials + 2 * max(self.key_motif, self.value_motif)
         needs = f"a whole number, {least} or more: {self.specials} special, {self.noise_vocab_size} for noise, and some for content"
         require("vocab_size", self.vocab_size, whole(self.vocab_size) and self.vocab_size >= least, needs)
         noisy = (
-            isinstance(self.frac_noise, int | float) and 0 <= self.frac_noise < 1 and (self.frac_noise == 0 or self.noise_vocab_size > 0)
+            isinstance(self.frac_noise, int | float)
+            and 0 <= self.frac_noise < 1
+            and (self.frac_noise == 0 or self.noise_vocab_size > 0)
         )
         require("frac_noise", self.frac_noise, noisy, "0 or more, below 1, and 0 without noise_vocab_size")
-        require("seq_len", self.seq_len, whole(self.seq_len) and self.seq_len >= 4, "a whole number, 4 or more")
+        require(
+            "seq_len", self.seq_len, whole(self.seq_len) and self.seq_len >= 4, "a whole number, 4 or more"
+        )
 
     @property
     def content(self) -> NDArray[np.int64]:
@@ -87,9 +99,19 @@ def check_pairs(settings: Settings) -> None:
 
 def check_motifs(settings: Settings) -> None:
     longest = settings.key_motif + settings.value_motif
-    require("seq_len", settings.seq_len, settings.seq_len > 3 * longest, f"above {3 * longest}: the probe twice, and something between")
+    require(
+        "seq_len",
+        settings.seq_len,
+        settings.seq_len > 3 * longest,
+        f"above {3 * longest}: the probe twice, and something between",
+    )
 
 
 def check_copying(settings: Settings) -> None:
     count = settings.copied
-    require("copied", count, 0 < count <= (settings.seq_len - 1) // 2, f"1 to {(settings.seq_len - 1) // 2}: twice that fits seq_len")
+    require(
+        "copied",
+        count,
+        0 < count <= (settings.seq_len - 1) // 2,
+        f"1 to {(settings.seq_len - 1) // 2}: twice that fits seq_len",
+    )

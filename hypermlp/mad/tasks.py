@@ -1,7 +1,5 @@
 """The six tasks by name, with the benchmark's baseline settings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from hypermlp.config import require
+from hypermlp.errors import UserError
 from hypermlp.mad import published, samplers
 from hypermlp.mad.published import Example, Generators
 from hypermlp.mad.settings import Settings, check_copying, check_motifs, check_pairs, whole
@@ -31,7 +30,7 @@ class Task:
     def settings(self, **changes: Any) -> Settings:
         unknown = sorted(set(changes) - set(self.changes))
         if unknown:
-            raise ValueError(f"unknown settings {', '.join(unknown)}; allowed: {', '.join(self.changes)}")
+            raise UserError(f"unknown settings {', '.join(unknown)}; allowed: {', '.join(self.changes)}")
         chosen = replace(self.baseline, **changes)
         if self.check is not None:
             self.check(chosen)
@@ -61,7 +60,9 @@ TASKS = {
         Settings(vocab_size=256, seq_len=32, num_train=256, specials=1),
         check=check_pairs,
     ),
-    "compression": Task(published.compression, samplers.compression, Settings(vocab_size=16, seq_len=32, specials=1)),
+    "compression": Task(
+        published.compression, samplers.compression, Settings(vocab_size=16, seq_len=32, specials=1)
+    ),
     "selective-copying": Task(
         published.selective_copying,
         samplers.selective_copying,
@@ -74,11 +75,13 @@ TASKS = {
 
 def find_task(name: str) -> Task:
     if not isinstance(name, str) or name not in TASKS:
-        raise ValueError(f"unknown task {name!r}; allowed: {', '.join(TASKS)}")
+        raise UserError(f"unknown task {name!r}; allowed: {', '.join(TASKS)}")
     return TASKS[name]
 
 
-def generate(task: str, *, split: str = "train", seed: int = SEED, sampler: str = "published", **settings: Any) -> Example:
+def generate(
+    task: str, *, split: str = "train", seed: int = SEED, sampler: str = "published", **settings: Any
+) -> Example:
     """Inputs and targets, NumPy int64 ``[examples, positions]``; ``settings`` change the baseline, as in ``Settings``.
 
     ``sampler="published"`` draws as the benchmark does, the test set after the whole training set; "fast" makes other
@@ -91,11 +94,11 @@ def generate(task: str, *, split: str = "train", seed: int = SEED, sampler: str 
     found = find_task(task)
     for name, value, allowed in (("split", split, ("train", "test")), ("sampler", sampler, SAMPLERS)):
         if value not in allowed:
-            raise ValueError(f"unknown {name} {value!r}; allowed: {', '.join(map(repr, allowed))}")
+            raise UserError(f"unknown {name} {value!r}; allowed: {', '.join(map(repr, allowed))}")
     require("seed", seed, whole(seed) and 0 <= seed < 2**32, "a whole number, 0 or more and below 2**32")
     chosen = found.settings(**settings)
     if getattr(chosen, f"num_{split}") == 0:
-        raise ValueError(f"num_{split} is 0; it must be positive to generate the {split} split")
+        raise UserError(f"num_{split} is 0; it must be positive to generate the {split} split")
     test = split == "test"
     if sampler == "fast":
         return _sample(found, chosen, seed, test)
@@ -120,6 +123,11 @@ def _as_published(task: Task, settings: Settings, seed: int, *, test: bool) -> I
     """The training set, and then the test set if it is wanted: it goes on where the training set ended."""
     generators = Generators.seeded(seed)
     for is_test, count in ((False, settings.num_train), (True, settings.num_test)):
-        examples = [task.make(settings, generators, is_test) for _ in range(count)] if test or not is_test else []
+        examples = (
+            [task.make(settings, generators, is_test) for _ in range(count)] if test or not is_test else []
+        )
         if examples:
-            yield Example(np.stack([example.inputs for example in examples]), np.stack([example.targets for example in examples]))
+            yield Example(
+                np.stack([example.inputs for example in examples]),
+                np.stack([example.targets for example in examples]),
+            )

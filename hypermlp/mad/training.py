@@ -3,8 +3,6 @@
 Shapes: B batch, T positions, V vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable
@@ -76,17 +74,27 @@ def work(cell: Cell, device: str, tell: Callable[[Progress], None]) -> dict[str,
 
 
 def run_cell(
-    cell: Cell, *, mixer: str | MakeMixer | None = None, device: str = "cpu", tell: Callable[[Progress], None] | None = None
+    cell: Cell,
+    *,
+    mixer: str | MakeMixer | None = None,
+    device: str = "cpu",
+    tell: Callable[[Progress], None] | None = None,
 ) -> dict[str, Any]:
     """Train and score; the result is a dictionary for a record. ``mixer`` stands in for the cell's where a user brings a module."""
     began, training = time.perf_counter(), cell.training
     task = find_task(cell.task)
     settings = task.settings(**cell.settings)
-    (inputs, targets), test = (_tensors(drawn, device) for drawn in both_splits(task, settings, cell.seed, cell.sampler))
+    (inputs, targets), test = (
+        _tensors(drawn, device) for drawn in both_splits(task, settings, cell.seed, cell.sampler)
+    )
     torch.manual_seed(cell.seed)
     chosen = mixer if mixer is not None else cell.mixer
-    model = build_backbone(cell.task, chosen, vocab_size=settings.vocab_size, max_length=settings.seq_len, width=cell.width).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), training.learning_rate, weight_decay=training.weight_decay)
+    model = build_backbone(
+        cell.task, chosen, vocab_size=settings.vocab_size, max_length=settings.seq_len, width=cell.width
+    ).to(device)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), training.learning_rate, weight_decay=training.weight_decay
+    )
     order = torch.Generator().manual_seed(cell.seed)
     per_epoch = -(-len(inputs) // training.batch_size)
     every, steps = training.evaluate_every or per_epoch, per_epoch * training.epochs
@@ -95,7 +103,9 @@ def run_cell(
         epoch, batch = divmod(step, per_epoch)
         if batch == 0:
             shuffled = torch.randperm(len(inputs), generator=order).to(device)
-        passed = step / steps if training.epochs == 1 else epoch / training.epochs  # as published, an epoch has one rate
+        passed = (
+            step / steps if training.epochs == 1 else epoch / training.epochs
+        )  # as published, an epoch has one rate
         for group in optimizer.param_groups:
             group["lr"] = rate_at(passed, training)
         chosen_rows = shuffled[batch * training.batch_size : (batch + 1) * training.batch_size]
@@ -124,10 +134,14 @@ def run_cell(
 
 def _plain(evaluation: Evaluation) -> dict[str, float | None]:
     """JSON has no word for infinity."""
-    return evaluation._asdict() | {"perplexity": evaluation.perplexity if math.isfinite(evaluation.perplexity) else None}
+    return evaluation._asdict() | {
+        "perplexity": evaluation.perplexity if math.isfinite(evaluation.perplexity) else None
+    }
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, training: Training) -> None:
+def _step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, training: Training
+) -> None:
     model.train()
     with autocast(training, x):
         logits = model(x)

@@ -1,13 +1,12 @@
 """The layers of a Hugging Face cache: each holds the decoding state of one mixer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
+from hypermlp.errors import UserError
 from hypermlp.layers.registry import Layer, State
 
 
@@ -33,7 +32,9 @@ class _StateLayer:
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         raise NotImplementedError("a HyperMLP cache layer is filled by its mixer")
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         raise NotImplementedError("a HyperMLP cache layer is filled by its mixer")
 
     def get_seq_length(self) -> int:
@@ -51,7 +52,9 @@ class _StateLayer:
     def crop(self, tokens_to_remove: int) -> None:
         """``tokens_to_remove`` is zero or negative, as transformers has it."""
         if tokens_to_remove > 0:
-            raise ValueError(f"tokens_to_remove is {tokens_to_remove}; it must be zero or negative: so many tokens are removed")
+            raise UserError(
+                f"tokens_to_remove is {tokens_to_remove}; it must be zero or negative: so many tokens are removed"
+            )
         if self.state is not None:
             self.state.crop(self.state.length + tokens_to_remove)
 
@@ -100,5 +103,7 @@ def layer_state(cache: Cache | None, index: int, mixer: Layer, batch_size: int) 
         return None
     layer = cache.layers[index] if index < len(cache.layers) else None
     if not isinstance(layer, _StateLayer):
-        raise ValueError(f"past_key_values holds {type(layer).__name__} for layer {index}; make it with DynamicCache(config=model.config)")
+        raise UserError(
+            f"past_key_values holds {type(layer).__name__} for layer {index}; make it with DynamicCache(config=model.config)"
+        )
     return layer.state_of(mixer, batch_size)

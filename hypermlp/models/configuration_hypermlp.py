@@ -1,7 +1,5 @@
 """The configuration of the language model."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any, ClassVar
 
@@ -28,21 +26,31 @@ class HyperMLPConfig(PreTrainedConfig):
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
     base_model_fsdp_plan: ClassVar[dict[str, str]] = {"layers.*": "free_full_weight"}
 
-    mixer: str | list[str] = "G-cg-q-12o"  # a label such as "S-p", a peer such as "gla", or one for each layer: a hybrid stack
+    mixer: str | list[str] = (
+        "G-cg-q-12o"  # a label such as "S-p", a peer such as "gla", or one for each layer: a hybrid stack
+    )
     hidden_size: int = 768
     num_hidden_layers: int = 12
-    num_heads: int = 2  # of labels; a peer has heads of its published width, unless peer_settings says otherwise
+    num_heads: int = (
+        2  # of labels; a peer has heads of its published width, unless peer_settings says otherwise
+    )
     max_position_embeddings: int = 1024  # the longest context: slots of the sequence mixes
     vocab_size: int = 50304
     block: str = "gpt2"  # "gpt2": LayerNorm, GELU, scaled residual init; "llama": RMSNorm, SwiGLU
-    intermediate_size: int | None = None  # of the MLP; None: 4 x hidden for gpt2, 8/3 x hidden rounded up to 256 for llama
+    intermediate_size: int | None = (
+        None  # of the MLP; None: 4 x hidden for gpt2, 8/3 x hidden rounded up to 256 for llama
+    )
     learned_positions: bool = False  # a table of absolute positions beside the embeddings, as GPT-2 has it
     rank: int = 16  # of the sequence mixes
     compression: int = 4  # what q or v in a label divides that side's width by
     conv_kernel: int = 4
     rope_theta: float = 10_000.0
-    num_registers: int = 0  # of every layer of a label: learned rows before every context, beside max_position_embeddings
-    peer_settings: dict[str, Any] | None = None  # of peers, by name: {"gla": {"num_heads": 2}}; docs/baselines.md
+    num_registers: int = (
+        0  # of every layer of a label: learned rows before every context, beside max_position_embeddings
+    )
+    peer_settings: dict[str, Any] | None = (
+        None  # of peers, by name: {"gla": {"num_heads": 2}}; docs/baselines.md
+    )
     norm_eps: float | None = None  # None: 1e-5 for gpt2, 1e-6 for llama
     initializer_range: float = 0.02
     tie_word_embeddings: bool = True
@@ -53,11 +61,21 @@ class HyperMLPConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
-            require(name, getattr(self, name), is_integer(getattr(self, name)) and getattr(self, name) > 0, "a whole number, 1 or more")
+            require(
+                name,
+                getattr(self, name),
+                is_integer(getattr(self, name)) and getattr(self, name) > 0,
+                "a whole number, 1 or more",
+            )
         require("block", self.block, self.block in BLOCKS, " or ".join(map(repr, BLOCKS)))
         if isinstance(self.mixer, list):
             fits = len(self.mixer) == self.num_hidden_layers
-            require("mixer", self.mixer, fits, f"one label, or a list of num_hidden_layers = {self.num_hidden_layers} of them")
+            require(
+                "mixer",
+                self.mixer,
+                fits,
+                f"one label, or a list of num_hidden_layers = {self.num_hidden_layers} of them",
+            )
         if self.intermediate_size is None:
             wide = -(-8 * self.hidden_size // 3)
             self.intermediate_size = 4 * self.hidden_size if self.block == "gpt2" else -(-wide // 256) * 256
@@ -66,12 +84,27 @@ class HyperMLPConfig(PreTrainedConfig):
         for name, settings in (self.peer_settings or {}).items():
             used = list(dict.fromkeys(mixer for mixer in self.mixers if mixer in BASELINES))
             require(
-                "peer_settings", self.peer_settings, name in used, f"settings of peers in the model ({', '.join(used) or 'none'}), by name"
+                "peer_settings",
+                self.peer_settings,
+                name in used,
+                f"settings of peers in the model ({', '.join(used) or 'none'}), by name",
             )
-            fits = isinstance(settings, dict) and not {"hidden_size", "max_length", "init_std"} & set(settings)
-            require(f"peer_settings[{name!r}]", settings, fits, "its own settings, as {'num_heads': 4}; widths are the model's")
+            fits = isinstance(settings, dict) and not {"hidden_size", "max_length", "init_std"} & set(
+                settings
+            )
+            require(
+                f"peer_settings[{name!r}]",
+                settings,
+                fits,
+                "its own settings, as {'num_heads': 4}; widths are the model's",
+            )
         if all(mixer in BASELINES for mixer in self.mixers):
-            require("num_registers", self.num_registers, self.num_registers == 0, "0 in a model of peers alone: only labels have registers")
+            require(
+                "num_registers",
+                self.num_registers,
+                self.num_registers == 0,
+                "0 in a model of peers alone: only labels have registers",
+            )
         for index in range(self.num_hidden_layers):
             self.mixer_config(index)  # says what is wrong before anything is built
         super().__post_init__(**kwargs)
@@ -119,4 +152,6 @@ class HyperMLPConfig(PreTrainedConfig):
 def _offer_lora_targets() -> None:
     constants = sys.modules.get("peft.utils.constants")
     if constants is not None:
-        constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.setdefault(HyperMLPConfig.model_type, LORA_TARGETS)
+        constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.setdefault(
+            HyperMLPConfig.model_type, LORA_TARGETS
+        )

@@ -3,8 +3,6 @@
 Shapes: B batch, T new positions, D hidden size, V vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path
@@ -22,6 +20,7 @@ from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from hypermlp.errors import UserError
 from hypermlp.layers import Mixer
 from hypermlp.layers.baselines.base import Baseline
 from hypermlp.layers.mixing import SequenceMix
@@ -51,12 +50,16 @@ class HyperMLPBlock(GradientCheckpointingLayer):
         self.mixer = layer_of(config.mixer_config(index))
         self.mlp_norm = _norm(config)
         assert config.intermediate_size is not None
-        self.mlp = (GeluMlp if config.block == "gpt2" else SwigluMlp)(config.hidden_size, config.intermediate_size)
+        self.mlp = (GeluMlp if config.block == "gpt2" else SwigluMlp)(
+            config.hidden_size, config.intermediate_size
+        )
         if config.block == "gpt2":
             for output in (self.mixer.o_proj, self.mlp.down_proj):
                 output.is_residual_output = True  # type: ignore[assignment]  # starts smaller, the more of them are added up
 
-    def forward(self, x: Tensor, starts: Tensor | None = None, past_key_values: Cache | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, starts: Tensor | None = None, past_key_values: Cache | None = None
+    ) -> Tensor:
         state = layer_state(past_key_values, self.index, self.mixer, x.shape[0])
         x = x + self.mixer(self.mixer_norm(x), state=state, starts=starts)
         out: Tensor = x + self.mlp(self.mlp_norm(x))
@@ -116,7 +119,11 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
     def __init__(self, config: HyperMLPConfig):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size) if config.learned_positions else None
+        self.embed_positions = (
+            nn.Embedding(config.max_position_embeddings, config.hidden_size)
+            if config.learned_positions
+            else None
+        )
         self.layers = nn.ModuleList(HyperMLPBlock(config, index) for index in range(config.num_hidden_layers))
         self.norm = _norm(config)
         self.gradient_checkpointing = False
@@ -137,7 +144,7 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
     ) -> BaseModelOutputWithPast:
         """``document_ids``, ``[B, T]``, or ``position_ids`` that begin anew, separate packed documents."""
         if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("exactly one of input_ids and inputs_embeds must be given")
+            raise UserError("exactly one of input_ids and inputs_embeds must be given")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
@@ -145,7 +152,9 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
         shape = {"batch": x.shape[0], "new": x.shape[1], "past": past}
         starts = starts_of_batch(attention_mask, position_ids, document_ids, **shape)
         if self.embed_positions is not None:
-            positions = own_positions(starts, **shape, device=x.device) if position_ids is None else position_ids
+            positions = (
+                own_positions(starts, **shape, device=x.device) if position_ids is None else position_ids
+            )
             x = x + self.embed_positions(positions)
         for block in self.layers:
             x = block(x, starts=starts, past_key_values=past_key_values)
@@ -163,7 +172,9 @@ class HyperMLPForCausalLM(HyperMLPPreTrainedModel, GenerationMixin):
         self.model = HyperMLPModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         # A recurrence cannot take back tokens: transformers then refuses assisted generation.
-        self._is_stateful = any(isinstance(module, Baseline) and module.recurrent for module in self.modules())
+        self._is_stateful = any(
+            isinstance(module, Baseline) and module.recurrent for module in self.modules()
+        )
         self.post_init()
 
     @can_return_tuple
@@ -193,9 +204,14 @@ class HyperMLPForCausalLM(HyperMLPPreTrainedModel, GenerationMixin):
         logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+            loss = self.loss_function(
+                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
+            )
         return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
         )
 
     def _prepare_generated_length(self, *args: Any, **kwargs: Any) -> Any:
@@ -203,6 +219,8 @@ class HyperMLPForCausalLM(HyperMLPPreTrainedModel, GenerationMixin):
         prepared = super()._prepare_generated_length(*args, **kwargs)  # type: ignore[misc]
         context = self.config.max_position_embeddings
         if prepared.max_length > context:
-            logger.warning_once(f"asked for up to {prepared.max_length} tokens; generation ends at the context of {context}")
+            logger.warning_once(
+                f"asked for up to {prepared.max_length} tokens; generation ends at the context of {context}"
+            )
             prepared.max_length = context
         return prepared

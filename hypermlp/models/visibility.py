@@ -3,14 +3,20 @@
 Shapes: B batch, T new positions, P positions in the cache.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
+from hypermlp.errors import UserError
+
 
 def starts_of_batch(
-    attention_mask: Tensor | None, position_ids: Tensor | None, document_ids: Tensor | None, *, batch: int, new: int, past: int
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    document_ids: Tensor | None,
+    *,
+    batch: int,
+    new: int,
+    past: int,
 ) -> Tensor | None:
     """First position that each token sees, ``[B]`` or ``[B, T]``; None if each sees everything before it.
 
@@ -24,7 +30,9 @@ def starts_of_batch(
     if document_ids is not None:
         _check_shape("document_ids", document_ids, (batch, new))
         if past > 0:
-            raise ValueError("document_ids cannot be given with a filled cache; decode each document with a cache of its own")
+            raise UserError(
+                "document_ids cannot be given with a filled cache; decode each document with a cache of its own"
+            )
         documents = _document_starts(document_ids[:, 1:] != document_ids[:, :-1])
     elif position_ids is not None and attention_mask is None and past == 0:
         position_ids = position_ids.expand(batch, -1)
@@ -34,24 +42,30 @@ def starts_of_batch(
             documents = None
     if documents is None or padding is None:
         return padding if documents is None else documents
-    return torch.maximum(documents, torch.minimum(padding[:, None], torch.arange(1, new + 1, device=padding.device)))
+    return torch.maximum(
+        documents, torch.minimum(padding[:, None], torch.arange(1, new + 1, device=padding.device))
+    )
 
 
 def _check_shape(name: str, x: Tensor, shape: tuple[int, int]) -> None:
     if tuple(x.shape) != shape:
-        raise ValueError(f"{name} has shape {list(x.shape)}; it must be {list(shape)}")
+        raise UserError(f"{name} has shape {list(x.shape)}; it must be {list(shape)}")
 
 
 def _padding(mask: Tensor, batch: int, total: int) -> Tensor | None:
     if mask.dim() != 2:
-        raise ValueError(f"attention_mask has shape {list(mask.shape)}; it must be [batch, positions], 0 for padding on the left")
+        raise UserError(
+            f"attention_mask has shape {list(mask.shape)}; it must be [batch, positions], 0 for padding on the left"
+        )
     _check_shape("attention_mask", mask, (batch, total))
     seen = mask != 0
     starts = (seen.cumsum(dim=1) == 0).sum(dim=1)
     if torch.compiler.is_compiling():
         return starts
     if bool((seen[:, 1:] & ~seen[:, :-1]).sum(dim=1).add(seen[:, 0]).gt(1).any()):
-        raise ValueError("attention_mask has zeros between ones; only padding on the left and on the right can be masked")
+        raise UserError(
+            "attention_mask has zeros between ones; only padding on the left and on the right can be masked"
+        )
     return starts if bool(starts.any()) else None
 
 

@@ -1,12 +1,11 @@
 """``hyper_attention``: the formula, the checks, the choice of a backend."""
 
-from __future__ import annotations
-
 import math
 
 import torch
 from torch import Tensor
 
+from hypermlp.errors import UserError
 from hypermlp.ops.backends import BACKENDS, choose_backend
 from hypermlp.ops.fused import fused_softmax
 from hypermlp.ops.layout import LAYOUTS, check_starts_form, row_starts
@@ -59,9 +58,9 @@ def hyper_attention(
         ``[B, Tq, H, Dv]`` in the dtype of q. float16 and bfloat16 are computed in float32; under autocast q, k and v are cast.
     """
     if activation not in ACTIVATIONS:
-        raise ValueError(f"unknown activation {activation!r}; allowed: {', '.join(map(repr, ACTIVATIONS))}")
+        raise UserError(f"unknown activation {activation!r}; allowed: {', '.join(map(repr, ACTIVATIONS))}")
     if layout not in LAYOUTS:
-        raise ValueError(f"unknown layout {layout!r}; allowed: {', '.join(map(repr, LAYOUTS))}")
+        raise UserError(f"unknown layout {layout!r}; allowed: {', '.join(map(repr, LAYOUTS))}")
     _check_tensors(q, k, v, activation)
     if autocast_enabled(q.device.type) and q.dtype != torch.float64:
         q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
@@ -74,7 +73,7 @@ def hyper_attention(
         check_starts_form(starts, q)
         starts = row_starts(starts, q.shape[1], k.shape[1], slots)
     elif 0 <= slots < k.shape[1]:
-        raise ValueError(
+        raise UserError(
             f"{k.shape[1]} positions, but the mixes have only {slots} slots; pass longer mixes, or starts that keep each query to {slots}"
         )
     return attend(q, k, v, mix1, mix2, starts, activation=activation, layout=layout, eps=eps, backend=backend)
@@ -109,55 +108,81 @@ def autocast_enabled(device_type: str) -> bool:
 def _check_eps(eps: float, dtype: torch.dtype) -> None:
     least = torch.finfo(torch.promote_types(dtype, torch.float32)).tiny
     if not isinstance(eps, (int, float)) or not least <= eps < math.inf:  # NaN is not
-        raise ValueError(f"eps is {eps!r}; it must be a finite number of at least {least:.3g} (for {dtype}), such as 1e-12")
+        raise UserError(
+            f"eps is {eps!r}; it must be a finite number of at least {least:.3g} (for {dtype}), such as 1e-12"
+        )
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, activation: str) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
-            raise ValueError(f"{name} is a {type(x).__name__}; it must be a tensor [batch, positions, heads, width]")
+            raise UserError(
+                f"{name} is a {type(x).__name__}; it must be a tensor [batch, positions, heads, width]"
+            )
         if x.dim() != 4:
-            raise ValueError(f"{name} has shape {list(x.shape)}; it must be [batch, positions, heads, width]")
+            raise UserError(f"{name} has shape {list(x.shape)}; it must be [batch, positions, heads, width]")
         if 0 in x.shape:
-            raise ValueError(f"{name} has shape {list(x.shape)}; no dimension may be empty")
+            raise UserError(f"{name} has shape {list(x.shape)}; no dimension may be empty")
         if x.device != q.device:
-            raise ValueError(f"{name} is on {x.device}, q on {q.device}; all tensors must be on one device")
+            raise UserError(f"{name} is on {x.device}, q on {q.device}; all tensors must be on one device")
     if k.shape[0] != q.shape[0] or k.shape[2:] != q.shape[2:]:
-        raise ValueError(f"k has shape {list(k.shape)}; it must agree with q {list(q.shape)} in batch, heads and width")
+        raise UserError(
+            f"k has shape {list(k.shape)}; it must agree with q {list(q.shape)} in batch, heads and width"
+        )
     if v.shape[:2] != k.shape[:2]:
-        raise ValueError(f"v has shape {list(v.shape)}; it must agree with k {list(k.shape)} in batch and positions")
+        raise UserError(
+            f"v has shape {list(v.shape)}; it must agree with k {list(k.shape)} in batch and positions"
+        )
     if q.shape[1] > k.shape[1]:
-        raise ValueError(f"{q.shape[1]} queries for {k.shape[1]} keys; the queries are the last positions, so Tq <= Tk")
+        raise UserError(
+            f"{q.shape[1]} queries for {k.shape[1]} keys; the queries are the last positions, so Tq <= Tk"
+        )
     branches = 2 if activation == "glu" else 1
     if q.shape[2] != branches * v.shape[2]:
-        raise ValueError(
+        raise UserError(
             f"q has {q.shape[2]} heads and v has {v.shape[2]}; activation {activation!r} needs {branches} x as many in q and k"
         )
 
 
 def _check_dtypes(q: Tensor, k: Tensor, v: Tensor) -> None:
     if q.dtype not in DTYPES:
-        raise ValueError(f"q is {q.dtype}; allowed: {', '.join(map(str, DTYPES))}")
+        raise UserError(f"q is {q.dtype}; allowed: {', '.join(map(str, DTYPES))}")
     for name, x in (("k", k), ("v", v)):
         if x.dtype != q.dtype:
-            raise ValueError(f"{name} is {x.dtype}, q is {q.dtype}; q, k and v must have one dtype")
+            raise UserError(f"{name} is {x.dtype}, q is {q.dtype}; q, k and v must have one dtype")
 
 
 def _check_mix(name: str, mix: Mix, q: Tensor, heads: int) -> int:
     """The number of slots of a well-formed mix."""
     if not isinstance(mix, Mix) or not all(isinstance(x, Tensor) for x in mix):
-        raise ValueError(f"{name} is a {type(mix).__name__}; it must be None or a Mix of four tensors: diag, left, right, gate")
+        raise UserError(
+            f"{name} is a {type(mix).__name__}; it must be None or a Mix of four tensors: diag, left, right, gate"
+        )
     shapes = {field: x.dim() for field, x in zip(Mix._fields, mix, strict=True)}
     if shapes != {"diag": 2, "left": 3, "right": 3, "gate": 4}:
-        raise ValueError(f"{name} has ranks {shapes}; it must be Mix(diag=[H, L], left=[H, L, r], right=[H, L, r], gate=[B, Tq, H, r])")
+        raise UserError(
+            f"{name} has ranks {shapes}; it must be Mix(diag=[H, L], left=[H, L, r], right=[H, L, r], gate=[B, Tq, H, r])"
+        )
     slots, rank = mix.left.shape[1:]
-    expected = {"diag": (heads, slots), "left": (heads, slots, rank), "right": (heads, slots, rank), "gate": (*q.shape[:2], heads, rank)}
+    expected = {
+        "diag": (heads, slots),
+        "left": (heads, slots, rank),
+        "right": (heads, slots, rank),
+        "gate": (*q.shape[:2], heads, rank),
+    }
     for field, x in zip(Mix._fields, mix, strict=True):
         if any(a != b for a, b in zip(x.shape, expected[field], strict=True)):
-            raise ValueError(f"{name}.{field} has shape {list(x.shape)}; it must be {list(expected[field])}")
+            raise UserError(f"{name}.{field} has shape {list(x.shape)}; it must be {list(expected[field])}")
         if x.device != q.device:
-            raise ValueError(f"{name}.{field} is on {x.device}, q on {q.device}; all tensors must be on one device")
-        allowed = {q.dtype, torch.promote_types(q.dtype, torch.float32)}  # parameters may stay in float32 beside half precision
+            raise UserError(
+                f"{name}.{field} is on {x.device}, q on {q.device}; all tensors must be on one device"
+            )
+        allowed = {
+            q.dtype,
+            torch.promote_types(q.dtype, torch.float32),
+        }  # parameters may stay in float32 beside half precision
         if x.dtype not in allowed:
-            raise ValueError(f"{name}.{field} is {x.dtype}, q is {q.dtype}; allowed: {', '.join(sorted(map(str, allowed)))}")
+            raise UserError(
+                f"{name}.{field} is {x.dtype}, q is {q.dtype}; allowed: {', '.join(sorted(map(str, allowed)))}"
+            )
     return slots

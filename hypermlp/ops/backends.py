@@ -3,8 +3,6 @@
 A new backend is one entry here; the contract's tests run over this table.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
@@ -14,6 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from hypermlp.errors import UserError
 from hypermlp.ops import blocked, native, reference
 from hypermlp.ops.library import register_kernels
 
@@ -64,7 +63,7 @@ def choose_backend(name: str, device_type: str, activation: str) -> str:
     that can, and says once if one that should be there is not.
     """
     if not isinstance(name, str):
-        raise ValueError(f"backend is {name!r}; it must be a string: {_names()}")
+        raise UserError(f"backend is {name!r}; it must be a string: {_names()}")
     if name == "auto":
         name = os.environ.get("HYPERMLP_BACKEND") or "auto"
     if name == "auto":
@@ -76,10 +75,10 @@ def choose_backend(name: str, device_type: str, activation: str) -> str:
                 return backend.name
             _say_once(backend.name, reason)
     if name not in BACKENDS:
-        raise ValueError(f"unknown backend {name!r}; allowed: {_names()}")
+        raise UserError(f"unknown backend {name!r}; allowed: {_names()}")
     reason = BACKENDS[name].unsupported(device_type, activation) or BACKENDS[name].unavailable()
     if reason is not None:
-        raise ValueError(
+        raise UserError(
             f"backend {name!r} is not available: {reason}. Available here: 'auto', {', '.join(map(repr, available_backends()))}"
         )
     return name

@@ -19,8 +19,6 @@ stands while every query starts at key 0; only "forward" with ``starts`` has to 
 Shapes: H heads (branches), B batch, M queries, n keys.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -29,7 +27,15 @@ class ScoreBlock:
     """Geometry of one row block: the shape of its buffers, their views, their mask."""
 
     def __init__(
-        self, queries: range, *, offset: int, batch: int, layout: str, starts: Tensor | None, first_key: int, device: torch.device
+        self,
+        queries: range,
+        *,
+        offset: int,
+        batch: int,
+        layout: str,
+        starts: Tensor | None,
+        first_key: int,
+        device: torch.device,
     ):
         self.queries = slice(queries.start, queries.stop)
         self.keys = slice(first_key, offset + queries.stop)  # query i stands at position offset + i
@@ -38,12 +44,20 @@ class ScoreBlock:
         self.row_stride = self.columns + 1 if self.skewed else self.columns
         self._hidden: Tensor | None = None  # bool [B, cells], only with starts
         self._key_of_slot: Tensor | None = None  # int [B, M, n], only with starts in layout "forward"
-        row, column = torch.arange(self.rows, device=device)[:, None], torch.arange(self.columns, device=device)
+        row, column = (
+            torch.arange(self.rows, device=device)[:, None],
+            torch.arange(self.columns, device=device),
+        )
         if starts is None:
             # The cells to mask without starts, all within M columns: left of key 0 (aligned), after the query (ordinary).
-            self._corner = column[: self.rows - 1] < self.rows - 1 - row if self.skewed else column[: self.rows] > row
+            self._corner = (
+                column[: self.rows - 1] < self.rows - 1 - row if self.skewed else column[: self.rows] > row
+            )
             return
-        position, start = row + (self.columns - self.rows), starts[:, self.queries, None] - first_key  # as columns
+        position, start = (
+            row + (self.columns - self.rows),
+            starts[:, self.queries, None] - first_key,
+        )  # as columns
         hidden = (column > position) | (column < start)  # [B, M, n]
         padding = hidden.new_ones(batch, self.rows if self.skewed else 0)
         self._hidden = torch.cat([padding, hidden.flatten(1)], dim=1)
@@ -65,7 +79,9 @@ class ScoreBlock:
         """``[H, B * M, n]``, one column per slot (newest last if skewed): a view wherever there is one."""
         if self._key_of_slot is not None:
             return self._gather(buffer, self._key_of_slot).masked_fill_(self._missing_slot, 0).flatten(1, 2)
-        return buffer.view(buffer.shape[0], self.batch * self.rows, self.row_stride)[:, :, self.row_stride - self.columns :]
+        return buffer.view(buffer.shape[0], self.batch * self.rows, self.row_stride)[
+            :, :, self.row_stride - self.columns :
+        ]
 
     def store_aligned(self, buffer: Tensor, values: Tensor) -> None:
         """Write back what ``aligned`` gave and the caller changed; a view is written already."""

@@ -8,8 +8,6 @@ Shapes: B batch, H heads, G branches (H, or 2 H for "glu"), Tq queries, Tk keys,
 block, Dk, Dv widths, L slots, r rank. Inside, heads come first: [G, B, T, D], so that one GEMM per head mixes a whole batch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 
@@ -125,8 +123,14 @@ class _Problem:
     ):
         self.dtype = torch.promote_types(q.dtype, torch.float32)
         self.batch, self.heads, self.branches = q.shape[0], v.shape[2], q.shape[2]
-        self.unseen = 0 if starts is None else min(int(starts.min()), k.shape[1] - q.shape[1])  # keys before every start
-        k, v, starts = k[:, self.unseen :], v[:, self.unseen :], None if starts is None else starts - self.unseen
+        self.unseen = (
+            0 if starts is None else min(int(starts.min()), k.shape[1] - q.shape[1])
+        )  # keys before every start
+        k, v, starts = (
+            k[:, self.unseen :],
+            v[:, self.unseen :],
+            None if starts is None else starts - self.unseen,
+        )
         self.num_queries, self.num_keys = q.shape[1], k.shape[1]
         self.activation, self.layout, self.eps, self.starts = activation, layout, eps, starts
         self.score_scale = q.shape[3] ** -0.5 if activation == "softmax" else 1.0
@@ -152,9 +156,17 @@ class _Problem:
         oldest = None if self.starts is None else self.starts.amin(0).tolist()
         for first in reversed(range(0, self.num_queries, rows)):  # the largest first, to size the scratch
             queries = range(first, min(first + rows, self.num_queries))
-            first_key = 0 if oldest is None else min(oldest[first], offset + first)  # at least one column, even if none is visible
+            first_key = (
+                0 if oldest is None else min(oldest[first], offset + first)
+            )  # at least one column, even if none is visible
             yield ScoreBlock(
-                queries, offset=offset, batch=self.batch, layout=self.layout, starts=self.starts, first_key=first_key, device=self.q.device
+                queries,
+                offset=offset,
+                batch=self.batch,
+                layout=self.layout,
+                starts=self.starts,
+                first_key=first_key,
+                device=self.q.device,
             )
 
     def buffer(self, name: str, block: ScoreBlock, heads: int) -> Tensor:
@@ -199,7 +211,13 @@ class _Problem:
         return torch.linalg.vector_norm(rows, dim=-1, keepdim=True).square_().add_(self.eps).rsqrt_()
 
     def activate_backward(
-        self, block: ScoreBlock, scores: Tensor, weights: Tensor, strength: Tensor | None, grad: Tensor, inverse_norm: Tensor
+        self,
+        block: ScoreBlock,
+        scores: Tensor,
+        weights: Tensor,
+        strength: Tensor | None,
+        grad: Tensor,
+        inverse_norm: Tensor,
     ) -> Tensor:
         """Gradient of the scores from ``grad``, that of the activation. Overwrites all but the scores."""
         if self.activation == "softmax":
@@ -207,7 +225,9 @@ class _Problem:
             grad_rows.sub_((rows * grad_rows).sum(-1, keepdim=True)).mul_(rows)
             return block.mask_(grad)
         products = torch.mul(grad, weights, out=self.buffer("temporary", block, self.heads))
-        norm_grad = block.ordinary(products).sum(-1, keepdim=True).mul_(inverse_norm.square()).neg_()  # -<do, o> / rho²
+        norm_grad = (
+            block.ordinary(products).sum(-1, keepdim=True).mul_(inverse_norm.square()).neg_()
+        )  # -<do, o> / rho²
         result = self.buffer("grad scores", block, self.branches)
         gate, scale = scores[: self.heads], scores[self.heads :]
         if strength is not None:
@@ -238,7 +258,15 @@ def transposed(mix: Mix) -> Mix:
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, mix1: Mix | None, mix2: Mix | None, starts: Tensor | None, activation: str, layout: str, eps: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mix1: Mix | None,
+    mix2: Mix | None,
+    starts: Tensor | None,
+    activation: str,
+    layout: str,
+    eps: float,
 ) -> tuple[Tensor, Tensor]:
     """The output ``[B, Tq, H, Dv]`` and 1/rho ``[H * B, Tq, 1]``."""
     problem = _Problem(q, k, v, mix1, mix2, starts, activation, layout, eps)
@@ -273,7 +301,11 @@ def backward(
     """Gradients of q, k, v and of the tensors of the mixes that are there."""
     problem = _Problem(q, k, v, mix1, mix2, starts, activation, layout, eps)
     grad_out = problem.heads_first(grad_out) * inverse_norm
-    grad_q, grad_k, grad_v = torch.empty_like(problem.q), torch.zeros_like(problem.k), torch.zeros_like(problem.v)
+    grad_q, grad_k, grad_v = (
+        torch.empty_like(problem.q),
+        torch.zeros_like(problem.k),
+        torch.zeros_like(problem.v),
+    )
     grad1, grad2 = (mixer and _MixerGrad(mixer) for mixer in (problem.mix1, problem.mix2))
     for block in problem.blocks():
         rows, keys = block.queries, block.keys
@@ -300,7 +332,9 @@ def backward(
         grad_k[:, keys].baddbmm_(block.ordinary(grad).mT, problem.q[:, rows])
 
     grad_k, grad_v = (F.pad(g, (0, 0, problem.unseen, 0)) for g in (grad_k, grad_v))
-    grads = [problem.tokens_first(g).to(x.dtype).contiguous() for g, x in ((grad_q, q), (grad_k, k), (grad_v, v))]
+    grads = [
+        problem.tokens_first(g).to(x.dtype).contiguous() for g, x in ((grad_q, q), (grad_k, k), (grad_v, v))
+    ]
     if grad1 and mix1:
         grads += grad1.result(mix1)
     if grad2 and mix2:

@@ -5,8 +5,6 @@ processor. It is built aside and renamed, so a half-written one is never loaded;
 start together build once, and a process that waits too long for it builds on its own. A compiler is needed only to build.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
@@ -65,7 +63,9 @@ def _torch_flags() -> list[str]:
 
 def library_path() -> Path:
     """Where the library of these sources, this torch and this processor is, or will be. One that is there needs no compiler."""
-    key = hashlib.sha256("\0".join((torch.__version__, _processor(), *FLAGS, TORCH_ABI, *extra_flags())).encode())
+    key = hashlib.sha256(
+        "\0".join((torch.__version__, _processor(), *FLAGS, TORCH_ABI, *extra_flags())).encode()
+    )
     for source in sorted(SOURCES.iterdir()):
         key.update(source.name.encode() + b"\0" + source.read_bytes())
     return cache_directory() / f"kernels-{key.hexdigest()[:16]}.so"
@@ -91,19 +91,31 @@ def build(*, quiet: bool = False) -> Path:
             if not _is_whole(path):
                 _compile(path, quiet=quiet)
     except OSError as error:
-        raise BuildError(f"cannot write to the cache {path.parent}: {error}; name another folder in HYPERMLP_CACHE") from error
+        raise BuildError(
+            f"cannot write to the cache {path.parent}: {error}; name another folder in HYPERMLP_CACHE"
+        ) from error
     return path
 
 
 def _compile(path: Path, *, quiet: bool) -> None:
     if not quiet:
-        print(f"hypermlp: building the CPU kernels in {path.parent}, once, about 10 s", file=sys.stderr, flush=True)
+        print(
+            f"hypermlp: building the CPU kernels in {path.parent}, once, about 10 s",
+            file=sys.stderr,
+            flush=True,
+        )
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(dir=path.parent, suffix=".part") as aside, ThreadPoolExecutor(os.cpu_count()) as threads:
+    with (
+        tempfile.TemporaryDirectory(dir=path.parent, suffix=".part") as aside,
+        ThreadPoolExecutor(os.cpu_count()) as threads,
+    ):
         sources = sorted(SOURCES.glob("*.cpp"))
         objects = [str(Path(aside) / source.with_suffix(".o").name) for source in sources]
         common = [*compiler(), *FLAGS, *extra_flags(), *_torch_flags()]
-        for done in [threads.submit(_run, [*common, "-c", str(s), "-o", o]) for s, o in zip(sources, objects, strict=True)]:
+        for done in [
+            threads.submit(_run, [*common, "-c", str(s), "-o", o])
+            for s, o in zip(sources, objects, strict=True)
+        ]:
             done.result()
         library = Path(aside) / path.name
         _run([*common, "-shared", *objects, "-ltorch_cpu", "-o", str(library)])
@@ -134,8 +146,12 @@ def _run(command: list[str]) -> None:
     except OSError as error:
         raise BuildError(f"the C++ compiler {command[0]} cannot be run: {error}") from error
     if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()[-1:]
-        raise BuildError(f"the C++ compiler failed: {' '.join(lines[:1]).strip()}; the command was {' '.join(command)}")
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()[
+            -1:
+        ]
+        raise BuildError(
+            f"the C++ compiler failed: {' '.join(lines[:1]).strip()}; the command was {' '.join(command)}"
+        )
 
 
 @contextlib.contextmanager

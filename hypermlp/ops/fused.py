@@ -6,8 +6,6 @@ recomputes; the masks then take O(T) memory.
 Shapes: B batch, H heads, Tq queries, Tk keys, D width.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -31,7 +29,10 @@ def fused_softmax(q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None) -> Ten
         if len(blocks) == 1:
             out = _masked_rows(blocks[0], q, k, v, starts)
         else:
-            out = torch.cat([checkpoint(_masked_rows, rows, q, k, v, starts, use_reentrant=False) for rows in blocks], dim=2)
+            out = torch.cat(
+                [checkpoint(_masked_rows, rows, q, k, v, starts, use_reentrant=False) for rows in blocks],
+                dim=2,
+            )
     return out.transpose(1, 2)
 
 
@@ -39,7 +40,9 @@ def _masked_rows(rows: range, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | 
     num_keys = k.shape[2] - q.shape[2] + rows.stop  # the last one that these rows can see
     own_starts = None if starts is None else starts[:, rows.start : rows.stop]
     visible = visible_keys(own_starts, len(rows), num_keys, q.device)[:, None]  # [B or 1, 1, rows, keys]
-    empty = ~visible.any(-1, keepdim=True)  # softmax over nothing is undefined: let it see something, then drop it
+    empty = ~visible.any(
+        -1, keepdim=True
+    )  # softmax over nothing is undefined: let it see something, then drop it
     k, v = k[:, :, :num_keys], v[:, :, :num_keys]
     out = F.scaled_dot_product_attention(q[:, :, rows.start : rows.stop], k, v, attn_mask=visible | empty)
     return out.masked_fill(empty, 0)

@@ -6,11 +6,11 @@ Query ``i`` of ``Tq`` stands at position ``p = Tk - Tq + i`` and sees the keys `
     layout "forward":  slot = j - start    slot 0 is the oldest visible key
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+
+from hypermlp.errors import UserError
 
 LAYOUTS = ("lag", "forward")
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -23,15 +23,19 @@ def query_positions(num_queries: int, num_keys: int, device: torch.device) -> Te
 def check_starts_form(starts: Tensor, like: Tensor) -> None:
     """Type, shape and device; ``like`` is ``[B, Tq, ...]``. The values are checked by ``row_starts``."""
     if not isinstance(starts, Tensor):
-        raise ValueError(f"starts is a {type(starts).__name__}; it must be an integer tensor")
+        raise UserError(f"starts is a {type(starts).__name__}; it must be an integer tensor")
     if starts.dtype not in INTEGERS:
-        raise ValueError(f"starts is {starts.dtype}; it must be an integer tensor")
+        raise UserError(f"starts is {starts.dtype}; it must be an integer tensor")
     # compared number by number: torch.compile may trace them as symbols
     fits = starts.dim() in (1, 2) and all(a == b for a, b in zip(starts.shape, like.shape, strict=False))
     if not fits:
-        raise ValueError(f"starts has shape {list(starts.shape)}; it must be [{like.shape[0]}] or {list(like.shape[:2])}")
+        raise UserError(
+            f"starts has shape {list(starts.shape)}; it must be [{like.shape[0]}] or {list(like.shape[:2])}"
+        )
     if starts.device != like.device:
-        raise ValueError(f"starts is on {starts.device}, its queries on {like.device}; they must be on one device")
+        raise UserError(
+            f"starts is on {starts.device}, its queries on {like.device}; they must be on one device"
+        )
 
 
 @torch.library.custom_op("hypermlp::row_starts", mutates_args=())
@@ -46,14 +50,26 @@ def row_starts(starts: Tensor, num_queries: int, num_keys: int, max_slots: int) 
     rows = (starts[:, None] if starts.dim() == 1 else starts).long()
     checks = [
         (rows < 0, "starts must not be negative", "0 <= starts"),
-        (rows > limits, "starts lies beyond its query", "starts <= position + 1 (or <= Tk for starts of shape [B])"),
+        (
+            rows > limits,
+            "starts lies beyond its query",
+            "starts <= position + 1 (or <= Tk for starts of shape [B])",
+        ),
     ]
     if starts.dim() == 2:
         decreases = torch.nn.functional.pad(rows.diff(dim=1) < 0, (1, 0))
-        checks.append((decreases, "starts must not decrease along the queries", "starts[:, i] <= starts[:, i + 1]"))
+        checks.append(
+            (decreases, "starts must not decrease along the queries", "starts[:, i] <= starts[:, i + 1]")
+        )
     if max_slots >= 0:
         too_long = positions - rows >= max_slots
-        checks.append((too_long, f"starts lets a query see more than {max_slots} positions", f"starts > position - {max_slots}"))
+        checks.append(
+            (
+                too_long,
+                f"starts lets a query see more than {max_slots} positions",
+                f"starts > position - {max_slots}",
+            )
+        )
     for wrong, what, allowed in checks:
         raise_where(wrong, what, allowed, rows)
     return torch.minimum(rows, positions + 1)
@@ -72,7 +88,9 @@ def raise_where(wrong: Tensor, what: str, allowed: str, values: Tensor) -> None:
         torch._assert_async(~wrong.any(), f"{what}; allowed: {allowed}")  # no device synchronisation
     elif wrong.any():
         place = tuple(wrong.nonzero()[0].tolist())
-        raise ValueError(f"{what}: got {values.expand(wrong.shape)[place].item()} at index {place}; allowed: {allowed}")
+        raise UserError(
+            f"{what}: got {values.expand(wrong.shape)[place].item()} at index {place}; allowed: {allowed}"
+        )
 
 
 def visible_keys(starts: Tensor | None, num_queries: int, num_keys: int, device: torch.device) -> Tensor:
@@ -83,7 +101,9 @@ def visible_keys(starts: Tensor | None, num_queries: int, num_keys: int, device:
     return visible if starts is None else visible & (key >= starts[:, :, None])
 
 
-def slot_maps(layout: str, starts: Tensor | None, num_queries: int, num_keys: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def slot_maps(
+    layout: str, starts: Tensor | None, num_queries: int, num_keys: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """``key_of_slot`` and ``slot_of_key``, int64 ``[B or 1, Tq, Tk]``. Meaningful for visible keys; clamped elsewhere."""
     position = query_positions(num_queries, num_keys, device)[None, :, None]
     index = torch.arange(num_keys, device=device)[None, None, :]

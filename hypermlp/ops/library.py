@@ -4,8 +4,6 @@ Kernels see float tensors that are already validated. A backend in Python hands 
 themselves when their library is loaded. A second derivative is refused with a message instead of being silently wrong.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +14,14 @@ from torch.autograd import forward_ad
 from hypermlp.ops.types import Mix
 
 # (q, k, v, mix1, mix2, starts, activation, layout, eps) -> out, 1/rho
-Forward = Callable[[Tensor, Tensor, Tensor, Mix | None, Mix | None, Tensor | None, str, str, float], tuple[Tensor, Tensor]]
+Forward = Callable[
+    [Tensor, Tensor, Tensor, Mix | None, Mix | None, Tensor | None, str, str, float], tuple[Tensor, Tensor]
+]
 # (grad_out, the forward's arguments up to starts, 1/rho, activation, layout, eps) -> a gradient for each tensor up to starts
-Backward = Callable[[Tensor, Tensor, Tensor, Tensor, Mix | None, Mix | None, Tensor | None, Tensor, str, str, float], list[Tensor]]
+Backward = Callable[
+    [Tensor, Tensor, Tensor, Tensor, Mix | None, Mix | None, Tensor | None, Tensor, str, str, float],
+    list[Tensor],
+]
 Operator = Callable[..., Any]
 
 MIXES = ", ".join(f"Tensor? {field}{index}" for index in (1, 2) for field in Mix._fields)
@@ -67,12 +70,16 @@ def in_transform() -> bool:
 def refuse_transforms(what: str) -> None:
     """PyTorch gives an operator without a rule for it a zero tangent, silently; and torch.func.grad says what it misses, not of whom."""
     if forward_ad._current_level >= 0:
-        raise RuntimeError(f"{what} has no forward-mode derivative (torch.func.jvp, dual numbers); backend='reference' has")
+        raise RuntimeError(
+            f"{what} has no forward-mode derivative (torch.func.jvp, dual numbers); backend='reference' has"
+        )
     if torch.compiler.is_compiling():
         return
     transform = torch._C._functorch.peek_interpreter_stack()
     if transform is not None and transform.key() == torch._C._functorch.TransformType.Grad:
-        raise RuntimeError(f"{what} cannot be differentiated by torch.func (grad, vjp, jacrev); use torch.autograd, or backend='reference'")
+        raise RuntimeError(
+            f"{what} cannot be differentiated by torch.func (grad, vjp, jacrev); use torch.autograd, or backend='reference'"
+        )
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, *_rest: Any) -> tuple[Tensor, Tensor]:
@@ -86,10 +93,16 @@ def _fake_backward(grad_out: Tensor, *inputs: Any) -> list[Tensor]:
 
 
 def _mix(diag: Tensor | None, left: Tensor | None, right: Tensor | None, gate: Tensor | None) -> Mix | None:
-    return None if diag is None or left is None or right is None or gate is None else Mix(diag, left, right, gate)
+    return (
+        None
+        if diag is None or left is None or right is None or gate is None
+        else Mix(diag, left, right, gate)
+    )
 
 
-def register_kernels(name: str, forward: Forward | None = None, backward: Backward | None = None) -> Callable[..., Tensor]:
+def register_kernels(
+    name: str, forward: Forward | None = None, backward: Backward | None = None
+) -> Callable[..., Tensor]:
     """Register ``hypermlp::{name}`` and ``hypermlp::{name}_backward``; returns a function with the signature of a backend.
 
     Kernels in Python run with autocast off: they choose their own precision.
@@ -137,7 +150,9 @@ def register_kernels(name: str, forward: Forward | None = None, backward: Backwa
     ) -> Tensor:
         refuse_transforms("hyper_attention in backend " + repr(name))
         none = (None, None, None, None)
-        out: Tensor = call(forward_op, q, k, v, *(mix1 or none), *(mix2 or none), starts, activation, layout, eps)[0]
+        out: Tensor = call(
+            forward_op, q, k, v, *(mix1 or none), *(mix2 or none), starts, activation, layout, eps
+        )[0]
         return out
 
     return run

@@ -4,8 +4,6 @@ They register themselves with the operators that ops/library.py, layers/common.p
 has the scheme and a picture of it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 

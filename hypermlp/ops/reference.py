@@ -5,8 +5,6 @@ The paper's symbols: q, k, v; z scores, h pre-activation, a activation, o output
 Shapes: B batch, H heads, i query, j key, n slot, r rank, d width. Scores are [B, H, Tq, slots] in slot order.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -32,7 +30,17 @@ def reference_attention(
     """The equations' result; half precision is computed in float32."""
     dtype = torch.promote_types(q.dtype, torch.float32)
     mix1, mix2 = (mix and Mix(*(x.to(dtype) for x in mix)) for mix in (mix1, mix2))
-    found = trace(q.to(dtype), k.to(dtype), v.to(dtype), mix1, mix2, starts, activation=activation, layout=layout, eps=eps)
+    found = trace(
+        q.to(dtype),
+        k.to(dtype),
+        v.to(dtype),
+        mix1,
+        mix2,
+        starts,
+        activation=activation,
+        layout=layout,
+        eps=eps,
+    )
     return found.output.to(q.dtype)
 
 
@@ -78,7 +86,9 @@ def trace(
         a = F.relu(_l2norm(h, eps))
     else:
         h_gate, h_scale = h.chunk(2, dim=1)
-        a = torch.logaddexp(h_scale, torch.zeros_like(h_scale)) * F.relu(_l2norm(h_gate, eps))  # softplus(x) = log(eˣ + 1)
+        a = torch.logaddexp(h_scale, torch.zeros_like(h_scale)) * F.relu(
+            _l2norm(h_gate, eps)
+        )  # softplus(x) = log(eˣ + 1)
     w = a if mix2 is None else _times_R_transposed(a, *mix2)
     by_key = _reorder(w, slot_of_key, visible)
     return Trace(z, h, a, w, by_key, exists, torch.einsum("bhij,bjhd->bihd", by_key, v))
@@ -106,7 +116,9 @@ def _rows(parameter: Tensor, slots: int) -> Tensor:
     missing = slots - parameter.shape[1]
     if missing <= 0:
         return parameter[:, :slots]
-    return torch.cat([parameter, parameter.new_zeros(parameter.shape[0], missing, *parameter.shape[2:])], dim=1)
+    return torch.cat(
+        [parameter, parameter.new_zeros(parameter.shape[0], missing, *parameter.shape[2:])], dim=1
+    )
 
 
 def _reorder(x: Tensor, index: Tensor, keep: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
 """The data that describe one sequence mix."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from torch import Tensor

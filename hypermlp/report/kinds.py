@@ -1,7 +1,5 @@
 """Every kind of record, and how records of it become tables."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,7 +22,11 @@ def _alone(record: Record) -> str:
 def _settings(records: Records) -> str:
     """Of the first: what is a word or a number."""
     found = records[0].content["settings"].items()
-    return ", ".join(f"{name} {value}" for name, value in found if isinstance(value, str | int | float) and not isinstance(value, bool))
+    return ", ".join(
+        f"{name} {value}"
+        for name, value in found
+        if isinstance(value, str | int | float) and not isinstance(value, bool)
+    )
 
 
 class Kind(NamedTuple):
@@ -47,7 +49,9 @@ def _efficiency(rows: list[dict[str, Any]]) -> str:
 
 
 def _mad(records: Records) -> str:
-    return str(summarize((read_cell(record.content["settings"]), record.content["results"]) for record in records))
+    return str(
+        summarize((read_cell(record.content["settings"]), record.content["results"]) for record in records)
+    )
 
 
 def _mad_grid(record: Record) -> str:
@@ -56,16 +60,29 @@ def _mad_grid(record: Record) -> str:
     grid = grid_of(cell)
     if grid:
         return f"{record.folder}, {grid} grid"
-    changed = record.content["settings"]["settings"] | record.content["settings"]["training"] | {"width": cell.width, "seed": cell.seed}
-    return f"{record.folder}, " + ", ".join(f"{name} {value}" for name, value in changed.items() if value is not None)
+    changed = (
+        record.content["settings"]["settings"]
+        | record.content["settings"]["training"]
+        | {"width": cell.width, "seed": cell.seed}
+    )
+    return f"{record.folder}, " + ", ".join(
+        f"{name} {value}" for name, value in changed.items() if value is not None
+    )
 
 
 def _study(records: Records) -> str:
     lines = ["| mixer | seed | loss | parameters | MFLOPs/token |", "| --- | ---: | ---: | ---: | ---: |"]
     for record in sorted(records, key=lambda record: float(record.content["results"]["loss"])):
         found, settings = record.content["results"], record.content["settings"]
-        cells = [settings["mixer"], settings["recipe"]["training"]["seed"], f"{found['loss']:.4f}", f"{found['parameters']:,}"]
-        lines.append("| " + " | ".join(map(str, [*cells, f"{found['forward_flops_per_token'] / 1e6:.2f}"])) + " |")
+        cells = [
+            settings["mixer"],
+            settings["recipe"]["training"]["seed"],
+            f"{found['loss']:.4f}",
+            f"{found['parameters']:,}",
+        ]
+        lines.append(
+            "| " + " | ".join(map(str, [*cells, f"{found['forward_flops_per_token'] / 1e6:.2f}"])) + " |"
+        )
     return "\n".join(lines)
 
 
@@ -86,10 +103,22 @@ def _study_about(records: Records) -> str:
 
 
 KINDS = {
-    "eval": Kind("Evaluation", _rows(evals.table), lambda record: json.dumps(record.content["settings"], sort_keys=True)),
-    "mad": Kind("MAD: accuracy in percent, published values in brackets", _mad, _mad_grid, lambda records: _mad_grid(records[0])),
+    "eval": Kind(
+        "Evaluation",
+        _rows(evals.table),
+        lambda record: json.dumps(record.content["settings"], sort_keys=True),
+    ),
+    "mad": Kind(
+        "MAD: accuracy in percent, published values in brackets",
+        _mad,
+        _mad_grid,
+        lambda records: _mad_grid(records[0]),
+    ),
     "study-lm": Kind("Language models of the design study", _study, _study_recipe, _study_about),
-    "bench-op": Kind("Operator and layer against softmax attention", _rows(lambda rows: op.table([op.Row(**row) for row in rows]))),
+    "bench-op": Kind(
+        "Operator and layer against softmax attention",
+        _rows(lambda rows: op.table([op.Row(**row) for row in rows])),
+    ),
     "bench-lm": Kind("Training throughput", _rows(lm.table)),
     "bench-mixers": Kind("What mixers cost", _rows(mixers.table)),
     "bench-table": Kind("Efficiency", _rows(_efficiency)),

@@ -1,7 +1,5 @@
 """``hypermlp report``: curves of all runs and a table for every kind of record, on one page."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys
@@ -9,6 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
+from hypermlp.errors import UserError
 from hypermlp.report.kinds import KINDS, Kind, Records
 from hypermlp.report.sources import Run, Sources, gather
 from hypermlp.reporting.charts import Series, line_chart
@@ -35,7 +34,9 @@ class Shown(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("places", nargs="+", metavar="RUN", help="runs of `hypermlp train`, records, or folders of them")
+    parser.add_argument(
+        "places", nargs="+", metavar="RUN", help="runs of `hypermlp train`, records, or folders of them"
+    )
     parser.add_argument("--out", default="report.html", metavar="FILE", help="default: report.html")
     parser.add_argument("--title", default="hypermlp: results", help="of the page")
 
@@ -45,7 +46,10 @@ def main(args: argparse.Namespace) -> None:
     found = gather(args.places)
     text = page(found, args.title)
     write_text(args.out, text)
-    counts = [f"{len(found.runs)} runs", *(f"{len(records)} of {kind}" for kind, records in found.records.items() if kind in KINDS)]
+    counts = [
+        f"{len(found.runs)} runs",
+        *(f"{len(records)} of {kind}" for kind, records in found.records.items() if kind in KINDS),
+    ]
     print(f"wrote {args.out}: {', '.join(counts)}")
     for problem in found.problems:
         print(f"left out: {problem}", file=sys.stderr)
@@ -54,14 +58,24 @@ def main(args: argparse.Namespace) -> None:
 def page(found: Sources, title: str) -> str:
     """What cannot be shown is added to the problems, and said on the page."""
     for kind in sorted(found.records.keys() - KINDS.keys()):
-        found.problems += [f"{record.path}: records of kind {kind!r} have no table" for record in found.records[kind]]
-    shown = {kind.title: _tables(kind, found.records.get(name, []), found.problems) for name, kind in KINDS.items()}
+        found.problems += [
+            f"{record.path}: records of kind {kind!r} have no table" for record in found.records[kind]
+        ]
+    shown = {
+        kind.title: _tables(kind, found.records.get(name, []), found.problems) for name, kind in KINDS.items()
+    }
     sections = [(title, tables) for title, tables in shown.items() if tables]
     if not found.runs and not sections:
-        raise ValueError("there is nothing to show: " + "; ".join(found.problems))
+        raise UserError("there is nothing to show: " + "; ".join(found.problems))
     names = [(f"c{index % COLOURS}", run.name) for index, run in enumerate(found.runs)]
     return render(
-        TEMPLATE, title=title, runs=_runs(found.runs), charts=_charts(found.runs), names=names, sections=sections, problems=found.problems
+        TEMPLATE,
+        title=title,
+        runs=_runs(found.runs),
+        charts=_charts(found.runs),
+        names=names,
+        sections=sections,
+        problems=found.problems,
     )
 
 
@@ -118,7 +132,11 @@ def _charts(runs: list[Run]) -> list[tuple[str, str]]:
     charts = []
     for what in ("training", "validation"):
         series = [
-            Series(curve, f"c{index % COLOURS}", f"{run.name}\n{run.mixer}\n{curve[-1][1]:.4f} after {curve[-1][0]:,} steps")
+            Series(
+                curve,
+                f"c{index % COLOURS}",
+                f"{run.name}\n{run.mixer}\n{curve[-1][1]:.4f} after {curve[-1][0]:,} steps",
+            )
             for index, run in enumerate(runs)
             if len(curve := getattr(run, what)) > 1
         ]

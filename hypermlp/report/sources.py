@@ -1,7 +1,5 @@
 """What lies in the folders and files that a report is asked for."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator
@@ -9,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hypermlp.errors import UserError
 from hypermlp.reporting.records import FORMAT, read_record
 
 Curve = list[tuple[int, float]]
@@ -59,7 +58,9 @@ def gather(places: list[str]) -> Sources:
     for place in places:
         path = Path(place)
         if not path.exists():
-            raise ValueError(f"{place} does not exist; name runs of `hypermlp train`, records, or folders of them")
+            raise UserError(
+                f"{place} does not exist; name runs of `hypermlp train`, records, or folders of them"
+            )
         inside = [path] if path.is_file() else sorted([*path.rglob("metrics.jsonl"), *path.rglob("*.json")])
         if path.is_file():
             read_record(path)
@@ -68,12 +69,14 @@ def gather(places: list[str]) -> Sources:
             if each.resolve() not in seen:
                 _add(found, each)
         if len(found) + len(found.problems) == before and not seen & {each.resolve() for each in inside}:
-            raise ValueError(f"{place} has no run and no record in it")
+            raise UserError(f"{place} has no run and no record in it")
         seen.update(each.resolve() for each in inside)
     for records in found.records.values():
         records.sort(key=lambda record: str(record.content.get("created", "")))
     short = [run.name for run in found.runs]
-    found.runs = [replace(run, name=run.name if short.count(run.name) == 1 else str(run.path)) for run in found.runs]
+    found.runs = [
+        replace(run, name=run.name if short.count(run.name) == 1 else str(run.path)) for run in found.runs
+    ]
     return found
 
 
@@ -85,7 +88,11 @@ def _add(found: Sources, path: Path) -> None:
         for record in _records(path):
             found.records.setdefault(str(record.content["kind"]), []).append(record)
     except Exception as error:  # one damaged file does not take the page from the others
-        found.problems.append(f"{path}: {error}" if isinstance(error, ValueError) else f"{path}: {type(error).__name__}: {error}")
+        found.problems.append(
+            f"{path}: {error}"
+            if isinstance(error, ValueError)
+            else f"{path}: {type(error).__name__}: {error}"
+        )
 
 
 def _records(path: Path) -> Iterator[Record]:
@@ -93,7 +100,7 @@ def _records(path: Path) -> Iterator[Record]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"damaged: {error}") from error
+        raise UserError(f"damaged: {error}") from error
     if isinstance(content, dict) and content.get("format") == FORMAT and "kind" in content:
         yield Record(path, read_record(path))
 
@@ -101,12 +108,20 @@ def _records(path: Path) -> Iterator[Record]:
 def read_run(folder: Path) -> Run:
     recipe = json.loads((folder / "recipe.json").read_text())
     # A line that is being written is left for the next time.
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines(keepends=True) if line.endswith("\n")]
+    lines = [
+        json.loads(line)
+        for line in (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+        if line.endswith("\n")
+    ]
     mixer = recipe["model"].get("mixer", "G-cg-q-12o")
     losses = [line["loss"] for line in lines if "loss" in line]
 
     def curve(key: str) -> Curve:
-        return sorted({line["step"]: float(line[key]) for line in lines if key in line and math.isfinite(line[key])}.items())
+        return sorted(
+            {
+                line["step"]: float(line[key]) for line in lines if key in line and math.isfinite(line[key])
+            }.items()
+        )
 
     return Run(
         path=folder,

@@ -1,7 +1,5 @@
 """Charts as SVG text. Whatever has a ``tip`` shows it under the pointer or finger; page.js does that."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -41,13 +39,17 @@ def line_chart(series: Sequence[Series], *, x: str, y: str) -> str:
     for each in series:
         path = "M" + "L".join(f"{across(a):.1f},{down(b):.1f}" for a, b in each.points)
         drawn = f'<path class="curve" d="{path}"/><path class="reach" d="{path}"/>'  # the second is wide, unseen, and easy to hit
-        body.append(f'<g class="series {escape(each.group)}" tabindex="0" data-tip="{escape(each.tip)}">{drawn}</g>')
+        body.append(
+            f'<g class="series {escape(each.group)}" tabindex="0" data-tip="{escape(each.tip)}">{drawn}</g>'
+        )
     return _svg([*frame, *body], f"{y} against {x}")
 
 
 def scatter_chart(points: Sequence[Point], *, x: str, y: str) -> str:
     """A point far from all others is drawn hollow, at the edge: it would press the others into a corner."""
-    x_bounds, y_bounds = (_bounds(_without_outliers(values)) for values in ([p.x for p in points], [p.y for p in points]))
+    x_bounds, y_bounds = (
+        _bounds(_without_outliers(values)) for values in ([p.x for p in points], [p.y for p in points])
+    )
     frame, across, down = _frame(x_bounds, y_bounds, x, y)
     body, names = [], []
     for p in points:
@@ -56,7 +58,9 @@ def scatter_chart(points: Sequence[Point], *, x: str, y: str) -> str:
         where = f'cx="{across(a):.1f}" cy="{down(b):.1f}" r="{DOT}"'
         body.append(f'<circle class="{escape(kind)}" tabindex="0" {where} data-tip="{escape(p.tip)}"/>')
         if p.name:
-            names.append(f'<text class="name" x="{across(a) + 9:.1f}" y="{down(b) + 4:.1f}">{escape(p.name)}</text>')
+            names.append(
+                f'<text class="name" x="{across(a) + 9:.1f}" y="{down(b) + 4:.1f}">{escape(p.name)}</text>'
+            )
     return _svg([*frame, *names, *body], f"{y} against {x}")
 
 
@@ -69,7 +73,9 @@ def interval_chart(rows: Sequence[tuple[str, float, float, float]], *, x: str, b
     low, high = _bounds([-band, band, *finite])
     height = 34 * len(rows) + BOTTOM
     across = _scale((low, high), (12, WIDTH - RIGHT))
-    shaded = f'x="{across(-band):.1f}" width="{across(band) - across(-band):.1f}" y="0" height="{height - BOTTOM}"'
+    shaded = (
+        f'x="{across(-band):.1f}" width="{across(band) - across(-band):.1f}" y="0" height="{height - BOTTOM}"'
+    )
     body = [f'<rect class="band" {shaded}/>'] if band else []
     body += [f'<line class="zero" x1="{across(0):.1f}" x2="{across(0):.1f}" y1="0" y2="{height - BOTTOM}"/>']
     for i, (name, value, begin, end) in enumerate(rows):
@@ -83,8 +89,12 @@ def interval_chart(rows: Sequence[tuple[str, float, float, float]], *, x: str, b
             f'<text x="12" y="{middle - 12}">{escape(name)}</text></g>'
         )
     for tick in ticks(low, high):
-        body.append(f'<text class="tick" text-anchor="middle" x="{across(tick):.1f}" y="{height - 20}">{tick:g}</text>')
-    body.append(f'<text class="axis" text-anchor="middle" x="{WIDTH / 2}" y="{height - 4}">{escape(x)}</text>')
+        body.append(
+            f'<text class="tick" text-anchor="middle" x="{across(tick):.1f}" y="{height - 20}">{tick:g}</text>'
+        )
+    body.append(
+        f'<text class="axis" text-anchor="middle" x="{WIDTH / 2}" y="{height - 4}">{escape(x)}</text>'
+    )
     return _svg(body, x, height)
 
 
@@ -93,7 +103,9 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     rough = (high - low) / about
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough)
-    return [round(i * step, 10) for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    return [
+        round(i * step, 10) for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+    ]
 
 
 def _bounds(values: Sequence[float]) -> tuple[float, float]:
@@ -117,20 +129,30 @@ def _scale(bounds: tuple[float, float], place: tuple[float, float]) -> Scale:
     return lambda value: begin + (value - low) / (high - low) * (end - begin)
 
 
-def _frame(x_bounds: tuple[float, float], y_bounds: tuple[float, float], x: str, y: str) -> tuple[list[str], Scale, Scale]:
+def _frame(
+    x_bounds: tuple[float, float], y_bounds: tuple[float, float], x: str, y: str
+) -> tuple[list[str], Scale, Scale]:
     across, down = _scale(x_bounds, (LEFT, WIDTH - RIGHT)), _scale(y_bounds, (HEIGHT - BOTTOM, TOP))
     drawn = []
     for tick in ticks(*x_bounds):
-        drawn.append(f'<text class="tick" text-anchor="middle" x="{across(tick):.1f}" y="{HEIGHT - BOTTOM + 16}">{tick:g}</text>')
+        drawn.append(
+            f'<text class="tick" text-anchor="middle" x="{across(tick):.1f}" y="{HEIGHT - BOTTOM + 16}">{tick:g}</text>'
+        )
     for tick in ticks(*y_bounds):
         at = f"{down(tick):.1f}"
         drawn.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" y2="{at}"/>')
         drawn.append(f'<text class="tick" text-anchor="end" x="{LEFT - 6}" y="{at}" dy="4">{tick:g}</text>')
-    drawn.append(f'<text class="axis" text-anchor="middle" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 6}">{escape(x)}</text>')
+    drawn.append(
+        f'<text class="axis" text-anchor="middle" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 6}">{escape(x)}</text>'
+    )
     middle = (TOP + HEIGHT - BOTTOM) / 2
-    drawn.append(f'<text class="axis" text-anchor="middle" transform="translate(13 {middle}) rotate(-90)">{escape(y)}</text>')
+    drawn.append(
+        f'<text class="axis" text-anchor="middle" transform="translate(13 {middle}) rotate(-90)">{escape(y)}</text>'
+    )
     return drawn, across, down
 
 
 def _svg(parts: Sequence[str], label: str, height: float = HEIGHT) -> str:
-    return f'<svg role="img" aria-label="{escape(label)}" viewBox="0 0 {WIDTH} {height}">{"".join(parts)}</svg>'
+    return (
+        f'<svg role="img" aria-label="{escape(label)}" viewBox="0 0 {WIDTH} {height}">{"".join(parts)}</svg>'
+    )

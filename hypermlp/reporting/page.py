@@ -1,9 +1,9 @@
 """From a template and its values to a page."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
+
+from hypermlp.errors import UserError
 
 HERE = Path(__file__).parent
 
@@ -14,9 +14,13 @@ def render(template: Path, **values: Any) -> str:
         import jinja2
         import markupsafe
     except ImportError as error:
-        raise ValueError("pages need Jinja: pip install 'hypermlp[report]'") from error
+        raise UserError("pages need Jinja: pip install 'hypermlp[report]'") from error
     loader = jinja2.FileSystemLoader([template.parent, HERE])
-    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     environment.filters["chart"] = markupsafe.Markup
-    files = {name: markupsafe.Markup((HERE / f"page.{name}").read_text(encoding="utf-8")) for name in ("css", "js")}
+    files = {
+        name: markupsafe.Markup((HERE / f"page.{name}").read_text(encoding="utf-8")) for name in ("css", "js")
+    }
     return environment.get_template(template.name).render(**files, **values)

@@ -1,7 +1,5 @@
 """The one writer and reader of result records: JSON files that say what was measured, with what, where and when."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import os
@@ -12,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from hypermlp.errors import UserError
 
 FORMAT = 1
 
@@ -59,7 +59,7 @@ def check_writable(path: str | Path) -> None:
     """Before long work: can a record be written there?"""
     path = Path(path)
     if path.is_dir():
-        raise ValueError(f"{path} is a folder; name a file for the record")
+        raise UserError(f"{path} is a folder; name a file for the record")
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, aside = tempfile.mkstemp(dir=path.parent, suffix=".part")
     os.close(handle)
@@ -93,13 +93,13 @@ def read_record(path: str | Path, kind: str | None = None) -> dict[str, Any]:
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is not a record: {error}") from error
+        raise UserError(f"{path} is not a record: {error}") from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         found = record.get("format") if isinstance(record, dict) else None
-        raise ValueError(f"{path} is not a record of format {FORMAT}: its format is {found!r}")
+        raise UserError(f"{path} is not a record of format {FORMAT}: its format is {found!r}")
     missing = [key for key in ("kind", "settings", "results") if key not in record]
     if missing:
-        raise ValueError(f"{path} is not a record: it has no {' and no '.join(missing)}")
+        raise UserError(f"{path} is not a record: it has no {' and no '.join(missing)}")
     if kind is not None and record["kind"] != kind:
-        raise ValueError(f"{path} is a record of kind {record['kind']!r}; expected {kind!r}")
+        raise UserError(f"{path} is a record of kind {record['kind']!r}; expected {kind!r}")
     return record

@@ -1,7 +1,5 @@
 """The paper's six claims, each with the pairs of rows that test it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hypermlp.study.intervals import Interval, paired_effects
@@ -58,7 +56,12 @@ CLAIMS = (
     ),
 )
 CLAIMED = {row for claim in CLAIMS for pair in claim.pairs for row in pair}
-SUPPORTED, AGAINST, UNDECIDED, UNTRIED = "supported", "not supported", "undecided at this size", "rows not run"
+SUPPORTED, AGAINST, UNDECIDED, UNTRIED = (
+    "supported",
+    "not supported",
+    "undecided at this size",
+    "rows not run",
+)
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,11 @@ def judge(losses: dict[str, dict[int, float]]) -> list[Verdict]:
     verdicts = []
     for claim in CLAIMS:
         found = ((pair, effects[pair]) for pair in claim.pairs)
-        judged = tuple(PairVerdict(*pair, effect, _verdict(effect, claim.equality)) for pair, effect in found if effect is not None)
+        judged = tuple(
+            PairVerdict(*pair, effect, _verdict(effect, claim.equality))
+            for pair, effect in found
+            if effect is not None
+        )
         verdicts.append(Verdict(claim, judged))
     return verdicts
 

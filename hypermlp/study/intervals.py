@@ -1,7 +1,5 @@
 """Rank correlation and intervals, for few seeds."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

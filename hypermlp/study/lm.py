@@ -1,7 +1,5 @@
 """One language model of the study: trained by the project's own trainer, and on from its checkpoint where it was stopped."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -35,12 +33,23 @@ class Telling(TrainerCallback):
     def __init__(self, tell: Callable[[Progress], None]):
         self.tell, self.began = tell, time.monotonic()
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any
+    ) -> None:
         if logs and "loss" in logs:
-            self.tell(Progress(state.global_step, state.max_steps, time.monotonic() - self.began, f"loss {logs['loss']:.3f}"))
+            self.tell(
+                Progress(
+                    state.global_step,
+                    state.max_steps,
+                    time.monotonic() - self.began,
+                    f"loss {logs['loss']:.3f}",
+                )
+            )
 
 
-def work(cell: LmCell, device: str, tell: Callable[[Progress], None], *, folder: Path, evaluate: bool = False) -> dict[str, Any]:
+def work(
+    cell: LmCell, device: str, tell: Callable[[Progress], None], *, folder: Path, evaluate: bool = False
+) -> dict[str, Any]:
     """Train one model and return its results. A training that diverges has the loss None.
 
     ``folder`` holds the checkpoints while it runs: on a cluster, a shared one. With ``evaluate``, the finished model goes through
@@ -78,7 +87,9 @@ def _scores(model: Path, device: str) -> dict[str, Any]:
     def silent(_: str) -> None:
         """Drop the progress lines: the study prints its own."""
 
-    row = evaluate(str(model), "local", batch_size=32, max_length=None, limit=None, device=device, tell=silent)
+    row = evaluate(
+        str(model), "local", batch_size=32, max_length=None, limit=None, device=device, tell=silent
+    )
     scores: dict[str, Any] = row["scores"]
     return scores
 
@@ -100,7 +111,11 @@ def read_run(run: Path, recipe: Recipe, loss: str) -> dict[str, Any]:
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     # The two splits are logged one after the other, each with its own line or both in one.
     curves = {
-        split: [[record["step"], record[f"eval_{split}_loss"]] for record in records if f"eval_{split}_loss" in record]
+        split: [
+            [record["step"], record[f"eval_{split}_loss"]]
+            for record in records
+            if f"eval_{split}_loss" in record
+        ]
         for split in ("train", "validation")
     }
     ends = {

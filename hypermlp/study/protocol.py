@@ -1,17 +1,19 @@
 """The study as data: its rows, its sizes, and what is trained for a row."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from hypermlp.errors import UserError
 from hypermlp.label import PAPER_ROWS
 from hypermlp.layers.registry import mixer_name
 from hypermlp.train.recipe import load_recipe
 
-OTHER_READINGS = {"S-g-q": "S-cg-q", "R-2!": "R-2o!"}  # what the paper probably ran where its label says otherwise; docs/study.md
+OTHER_READINGS = {
+    "S-g-q": "S-cg-q",
+    "R-2!": "R-2o!",
+}  # what the paper probably ran where its label says otherwise; docs/study.md
 ROWS = [*PAPER_ROWS, *OTHER_READINGS.values()]
 TUNING_ROWS = ["S-cg-q", "R-2o!", "R-pcg-q-12o", "G-pcg-q-12o"]  # in none of the claims' pairs
 LEARNING_RATES = [2e-3, 4e-3, 8e-3, 1.6e-2]  # of `study tune`
@@ -147,7 +149,7 @@ class LmCell:
 
 def find_size(name: str) -> Size:
     if name not in SIZES:
-        raise ValueError(f"unknown size {name!r}; allowed: {', '.join(SIZES)}")
+        raise UserError(f"unknown size {name!r}; allowed: {', '.join(SIZES)}")
     return SIZES[name]
 
 
@@ -160,14 +162,22 @@ def find_rows(labels: list[str], size: Size) -> list[str]:
 
 def lm_cell(size: Size, mixer: str, seed: int, rate: float | None = None) -> LmCell:
     """Return the training of one row. ``rate`` is its learning rate, which decays to a tenth; None for the recipe's own."""
-    ours = [f"model.mixer={mixer}", f"name=study {mixer}", f"training.seed={seed}", "training.report_to=[]", "training.keep=1"]
+    ours = [
+        f"model.mixer={mixer}",
+        f"name=study {mixer}",
+        f"training.seed={seed}",
+        "training.report_to=[]",
+        "training.keep=1",
+    ]
     if rate is not None:
         ours += [f"training.learning_rate={rate}", f"training.min_learning_rate={rate / 10}"]
     recipe = load_recipe(size.recipe, [*size.changes, *ours])
     return LmCell(mixer=mixer, recipe=recipe.to_dict(), loss=size.loss)
 
 
-def lm_cells(size: Size, rows: list[str], claimed: set[str], rates: dict[str, float] | None = None) -> Iterator[LmCell]:
+def lm_cells(
+    size: Size, rows: list[str], claimed: set[str], rates: dict[str, float] | None = None
+) -> Iterator[LmCell]:
     """Yield the reported trainings, seed by seed, each row at its rate in ``rates`` (the recipe's where it has none)."""
     fewer = dict(size.fewer_seeds)
     for number, seed in enumerate((*size.seeds, *size.claimed_seeds)):

@@ -1,11 +1,10 @@
 """The study to look at: a Markdown table, a page, and a comparison with somebody else's."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from hypermlp.errors import UserError
 from hypermlp.label import PAPER_ROWS
 from hypermlp.layers.registry import BASELINES
 from hypermlp.mad.report import PAPER_COLUMNS
@@ -50,13 +49,15 @@ class Comparison:
         said = f"{len(self.labels)} rows in common; largest difference of a loss {self.largest:.4f}"
         if self.rank_correlation:
             said += f"; rank correlation {interval(self.rank_correlation)}"
-        return said + ("" if self.same else "; NOT the same recipe and data, so losses differ for that reason too")
+        return said + (
+            "" if self.same else "; NOT the same recipe and data, so losses differ for that reason too"
+        )
 
 
 def compare(study: Study, against: Study) -> Comparison:
     labels = [label for label in study.rows if label in against.rows]
     if not labels:
-        raise ValueError("the two studies have no row in common")
+        raise UserError("the two studies have no row in common")
     seeds = {label: study.rows[label].losses.keys() & against.rows[label].losses.keys() for label in labels}
     ours, theirs = (
         [_mean(each.rows[label], seeds[label]) for label in labels] for each in (study, against)
@@ -87,20 +88,32 @@ def columns(study: Study) -> list[str]:
 def table_rows(study: Study) -> list[list[str]]:
     """Head and rows, as text; the paper's values in brackets."""
     tasks = columns(study)
-    rows = [["label", "parameters", "MFLOPs/token", "seeds", "loss (paper)", *(SHORT[task] for task in tasks)]]
+    rows = [
+        ["label", "parameters", "MFLOPs/token", "seeds", "loss (paper)", *(SHORT[task] for task in tasks)]
+    ]
     rows[0] += ["MAD average"] if tasks else []
     for label, row in study.rows.items():
         scores = study.mad.scores.get(label, {})
         paper = PAPER_ROWS.get(PAPER_LABEL.get(label, label))
         name = label + (f" (for {PAPER_LABEL[label]})" if label in PAPER_LABEL else "")
-        cells = [name, f"{row.parameters:,}", f"{row.forward_flops_per_token / 1e6:.2f}", str(len(row.losses))]
+        cells = [
+            name,
+            f"{row.parameters:,}",
+            f"{row.forward_flops_per_token / 1e6:.2f}",
+            str(len(row.losses)),
+        ]
         cells.append(_both(f"{row.loss:.3f}", None if row.paper_loss is None else f"{row.paper_loss:.3f}"))
         for task in tasks:
             ours = f"{100 * scores[task]:.1f}" if task in scores else ""
             cells.append(_both(ours, f"{getattr(paper, PAPER_COLUMNS[task]):.1f}" if paper else None))
         if tasks:
             average = study.mad.average(label) if label in study.mad.scores else None
-            cells.append(_both("" if average is None else f"{100 * average:.1f}", f"{paper.mad_average:.1f}" if paper else None))
+            cells.append(
+                _both(
+                    "" if average is None else f"{100 * average:.1f}",
+                    f"{paper.mad_average:.1f}" if paper else None,
+                )
+            )
         rows.append(cells)
     return rows
 
@@ -150,7 +163,11 @@ def page(study: Study, title: str, comparison: Comparison | None = None) -> str:
         scatter=_scatter(study),
         curves=_curves(study),
         table=table_rows(study),
-        groups=[(name, title) for name, title in GROUPS.items() if any(group(label) == name for label in study.rows)],
+        groups=[
+            (name, title)
+            for name, title in GROUPS.items()
+            if any(group(label) == name for label in study.rows)
+        ],
         comparison=comparison,
         against=_against(comparison) if comparison else None,
     )
@@ -158,12 +175,22 @@ def page(study: Study, title: str, comparison: Comparison | None = None) -> str:
 
 def _forest(verdict: Verdict) -> str | None:
     rows = [(f"{pair.worse} → {pair.better}", *pair.effect) for pair in verdict.pairs]
-    return interval_chart(rows, x="how much lower the second's loss is", band=MARGIN * verdict.claim.equality) if rows else None
+    return (
+        interval_chart(rows, x="how much lower the second's loss is", band=MARGIN * verdict.claim.equality)
+        if rows
+        else None
+    )
 
 
 def _scatter(study: Study) -> str | None:
     points = [
-        Point(row.paper_loss, row.loss, group(label), f"{label}\nours {row.loss:.3f}, paper {row.paper_loss:.3f}", NAMED.get(label, ""))
+        Point(
+            row.paper_loss,
+            row.loss,
+            group(label),
+            f"{label}\nours {row.loss:.3f}, paper {row.paper_loss:.3f}",
+            NAMED.get(label, ""),
+        )
         for label, row in study.rows.items()
         if label in PAPER_ROWS and label not in DIVERGED and row.paper_loss is not None
     ]

@@ -1,7 +1,5 @@
 """From the records of a study to its numbers: a row for each label, the rank correlation with the paper, the verdicts."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import defaultdict
@@ -9,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hypermlp.errors import UserError
 from hypermlp.label import PAPER_ROWS
 from hypermlp.mad.protocol import Cell, read_cell
 from hypermlp.mad.report import Table, summarize
@@ -60,15 +59,21 @@ class Study:
 
 def read_study(folder: Path) -> Study:
     if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder; name one that `hypermlp study run` wrote to")
+        raise UserError(f"{folder} is no folder; name one that `hypermlp study run` wrote to")
     records = [read_record(path, LmCell.kind) for path in sorted((folder / "lm").glob("*.json"))]
     if not records:
-        raise ValueError(f"{folder} has no records of language models; `hypermlp study run --out {folder}` makes them")
+        raise UserError(
+            f"{folder} has no records of language models; `hypermlp study run --out {folder}` makes them"
+        )
     common = _common([record["settings"] for record in records], folder)
     by_label: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in records:
         by_label[record["settings"]["mixer"]].append(record)
-    found = {label: _row(label, by_label[label]) for label in [*ROWS, *sorted(set(by_label) - set(ROWS))] if label in by_label}
+    found = {
+        label: _row(label, by_label[label])
+        for label in [*ROWS, *sorted(set(by_label) - set(ROWS))]
+        if label in by_label
+    }
     pairs = comparable(found)
     return Study(
         rows=found,
@@ -112,7 +117,7 @@ def _common(settings: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
     if different is not None:
         one, other = (_flat(found[i]) for i in (0, different))
         key = next(key for key in sorted(one.keys() | other.keys()) if one.get(key) != other.get(key))
-        raise ValueError(
+        raise UserError(
             f"{folder} has records of more than one study: {key} is {one.get(key)} for {settings[0]['mixer']}, {other.get(key)} for "
             f"{settings[different]['mixer']}; a page is of one (and `study tune` prints its own table)"
         )
@@ -120,9 +125,11 @@ def _common(settings: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
 
 
 def _flat(common: dict[str, Any]) -> dict[str, Any]:
-    return {f"{name}.{key}": value for name in ("model", "data", "training") for key, value in common[name].items()} | {
-        "loss": common["loss"]
-    }
+    return {
+        f"{name}.{key}": value
+        for name in ("model", "data", "training")
+        for key, value in common[name].items()
+    } | {"loss": common["loss"]}
 
 
 def _mad_results(folder: Path) -> list[tuple[Cell, dict[str, Any]]]:
@@ -152,13 +159,20 @@ def summary(study: Study) -> dict[str, Any]:
             "claim": verdict.claim.name,
             "verdict": verdict.verdict,
             "pairs": [
-                {"worse": pair.worse, "better": pair.better, **_plain(pair.effect), "verdict": pair.verdict} for pair in verdict.pairs
+                {"worse": pair.worse, "better": pair.better, **_plain(pair.effect), "verdict": pair.verdict}
+                for pair in verdict.pairs
             ],
         }
         for verdict in study.verdicts
     ]
     correlation = _plain(study.rank_correlation) if study.rank_correlation else None
-    return {"rows": rows, "spearman": correlation, "claims": claims, "settings": study.settings, "data_digest": study.data}
+    return {
+        "rows": rows,
+        "spearman": correlation,
+        "claims": claims,
+        "settings": study.settings,
+        "data_digest": study.data,
+    }
 
 
 def _plain(found: Interval) -> dict[str, float | None]:

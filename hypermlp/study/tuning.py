@@ -1,7 +1,5 @@
 """Choosing a learning rate for every row: train each at the rates of a size, with a seed that is not reported, and take the best."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +25,9 @@ def tuned_rates(size: Size, rows: list[str], train: Train) -> dict[str, float]:
         if not size.widen:
             break
         further = {row: beyond_edge(found) for row, found in losses.items() if found}
-        wanted = [lm_cell(size, row, size.tuning_seed, rate) for row, rate in further.items() if rate is not None]
+        wanted = [
+            lm_cell(size, row, size.tuning_seed, rate) for row, rate in further.items() if rate is not None
+        ]
         if not wanted:
             break
     return {row: best_rate(found) for row, found in losses.items() if found}

@@ -1,7 +1,5 @@
 """Where parameters should go: a narrow second layer confines the output, a narrow first layer only what it is conditioned on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -59,9 +57,13 @@ def shrinking_qk_pays_for_mixing(base: str) -> float:
     temporal = 4 * t * rank + 2 * t + 2 * d * rank
     matrices = narrow.num_branches + narrow.num_heads
     parts = parameter_table(narrow)
-    bound = temporal * matrices / 2 + matrices * rank  # the paper counts one branch and one head, and no biases
+    bound = (
+        temporal * matrices / 2 + matrices * rank
+    )  # the paper counts one branch and one head, and no biases
     saved = 2 * d * (wide.qk_width - narrow.qk_width)
-    fits = parts["mix1"] + parts["mix2"] == bound <= saved and sum(parts.values()) <= sum(parameter_table(wide).values())
+    fits = parts["mix1"] + parts["mix2"] == bound <= saved and sum(parts.values()) <= sum(
+        parameter_table(wide).values()
+    )
     if not fits:
         return 0.0
     layer = random_layer(f"{base}-12o!", **sizes, qk_width=d // 4)

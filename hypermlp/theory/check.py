@@ -1,7 +1,5 @@
 """A statement of the paper, and how it is measured."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable
@@ -44,7 +42,9 @@ class Outcome:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"measured": self.measured if math.isfinite(self.measured) else None}  # JSON has no NaN
+        return asdict(self) | {
+            "measured": self.measured if math.isfinite(self.measured) else None
+        }  # JSON has no NaN
 
 
 CHECKS: list[Check] = []

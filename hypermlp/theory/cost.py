@@ -1,7 +1,5 @@
 """What the mixes cost: thin products, no matrix of slots by slots, no state of their own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -56,8 +54,14 @@ def a_step_costs_what_it_should(base: str) -> float:
     config = MixerConfig.from_label(full(base), **LARGER)
     worst = 0.0
     for t in (2, 5, 11, 16):
-        formula = 2 * t * (config.qk_width + config.vo_width + 2 * config.rank * (config.num_branches + config.num_heads))
-        worst = largest(worst, abs(counted(base, t) / formula - 1), abs(core_flops(config, 1, t) / formula - 1))
+        formula = (
+            2
+            * t
+            * (config.qk_width + config.vo_width + 2 * config.rank * (config.num_branches + config.num_heads))
+        )
+        worst = largest(
+            worst, abs(counted(base, t) / formula - 1), abs(core_flops(config, 1, t) / formula - 1)
+        )
     return worst
 
 
@@ -74,7 +78,10 @@ def training_overhead_is_quadratic_times_rank(base: str) -> float:
     pairs = length * (length + 1) // 2
     table = flops_table(config, length)
     per_pair = 4 * config.rank * matrices
-    return largest(abs(mixing / (per_pair * (pairs - 1)) - 1), abs((table["mix1"] + table["mix2"]) / (per_pair * pairs) - 1))
+    return largest(
+        abs(mixing / (per_pair * (pairs - 1)) - 1),
+        abs((table["mix1"] + table["mix2"]) / (per_pair * pairs) - 1),
+    )
 
 
 @check(

@@ -1,7 +1,5 @@
 """The strict gap: functions that mixing adds, with the paper's three examples built as layers."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -20,7 +18,9 @@ def example(base: str, rows: Tensor, sources: list[int], target: int, directions
     """
     t, d = rows.shape
     branches = 2 if base == "G" else 1
-    config = MixerConfig.from_label(f"{base}-1o!", hidden_size=d, max_length=t, num_heads=1, rank=len(sources), qk_width=branches * d)
+    config = MixerConfig.from_label(
+        f"{base}-1o!", hidden_size=d, max_length=t, num_heads=1, rank=len(sources), qk_width=branches * d
+    )
     layer = Mixer(config).double().requires_grad_(False)
     eye = torch.eye(d, dtype=torch.float64)
     for projection in (layer.q_proj, layer.k_proj):
@@ -63,7 +63,9 @@ def curvature(g_zero: Tensor, along: Tensor) -> float:
 )
 def example_of_a_warped_halfspace(base: str) -> float:
     c, points = 3.0, grid(25)
-    step = example(base, torch.eye(2, dtype=torch.float64), [0], 1, torch.tensor([[c, 0.0]], dtype=torch.float64))
+    step = example(
+        base, torch.eye(2, dtype=torch.float64), [0], 1, torch.tensor([[c, 0.0]], dtype=torch.float64)
+    )
     along = torch.linspace(-2, 2, 9, dtype=torch.float64)
     if curvature(-torch.sigmoid(c * along) * along, along) < 0.1:
         return float("nan")
@@ -79,7 +81,9 @@ def example_of_a_warped_halfspace(base: str) -> float:
 def example_of_a_moving_normal(base: str) -> float:
     a, b, w = torch.tensor([[1.0, 0.4], [-0.3, 1.0], [1.5, -0.7]], dtype=torch.float64)
     step, points = example(base, torch.stack([a, b]), [0], 1, w[None]), grid(25)
-    one, other = (b + torch.sigmoid(w @ x) * a for x in torch.tensor([[-2.0, 1.0], [2.0, -1.0]], dtype=torch.float64))
+    one, other = (
+        b + torch.sigmoid(w @ x) * a for x in torch.tensor([[-2.0, 1.0], [2.0, -1.0]], dtype=torch.float64)
+    )
     if abs(float(torch.nn.functional.cosine_similarity(one, other, dim=0))) > 0.99:
         return float("nan")
     return disagreements(step, 1, points @ b + torch.sigmoid(points @ w) * (points @ a), points)
@@ -95,7 +99,11 @@ def example_of_several_knots(base: str) -> float:
     a1, a2, b = torch.tensor([[1.0, 0.4], [-1.2, 0.2], [-0.3, 1.0]], dtype=torch.float64)
     w = torch.tensor([[2.0, -0.5], [-1.0, 1.5]], dtype=torch.float64)
     step, points = example(base, torch.stack([a1, a2, b]), [0, 1], 2, w), grid(25)
-    g = points @ b + torch.sigmoid(points @ w[0]) * (points @ a1) + torch.sigmoid(points @ w[1]) * (points @ a2)
+    g = (
+        points @ b
+        + torch.sigmoid(points @ w[0]) * (points @ a1)
+        + torch.sigmoid(points @ w[1]) * (points @ a2)
+    )
     return disagreements(step, 2, g, points)
 
 
@@ -109,6 +117,10 @@ def attention_without_mixing_cannot_bend(base: str) -> float:
     c = torch.tensor([[3.0, 0.0]], dtype=torch.float64)
     step = example(base, torch.eye(2, dtype=torch.float64), [0], 1, c)
     along = torch.linspace(-2, 2, 9, dtype=torch.float64)
-    origin, right, up = torch.zeros(2).double(), torch.tensor([1.0, 0.0]).double(), torch.tensor([0.0, 1.0]).double()
+    origin, right, up = (
+        torch.zeros(2).double(),
+        torch.tensor([1.0, 0.0]).double(),
+        torch.tensor([0.0, 1.0]).double(),
+    )
     curved = curvature(boundary(step, 1, origin, right, up, along), along)
     return curved / max(bend(Step(random_layer(base, num_heads=1), random_rows(T))), 1e-9)

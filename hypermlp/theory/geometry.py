@@ -1,7 +1,5 @@
 """Routing: where the active set changes. Hyperplanes under static mixing, curved surfaces under dynamic mixing."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch
@@ -156,7 +154,10 @@ def static_mixing_mixes_normals(base: str) -> float:
             moved[axis] = size
             if torch.equal(pattern(step, x + moved), on) and torch.equal(pattern(step, x - moved), on):
                 slope = (unnormalised(step, x + moved) - unnormalised(step, x - moved)) / (2 * size)
-                worst, seen = largest(worst, far(slope[on], normals[axis][on])) if on.any() else worst, seen + 1
+                worst, seen = (
+                    largest(worst, far(slope[on], normals[axis][on])) if on.any() else worst,
+                    seen + 1,
+                )
     return worst if seen > 20 else float("nan")
 
 
@@ -200,7 +201,11 @@ def the_differential_has_three_terms(base: str) -> float:
     for x, dx in zip(random_rows(20, seed=3), random_rows(20, seed=4), strict=True):
         ahead, behind = x + size * dx, x - size * dx
         on = pattern(step, x)
-        if not on.any() or not torch.equal(pattern(step, ahead), on) or not torch.equal(pattern(step, behind), on):
+        if (
+            not on.any()
+            or not torch.equal(pattern(step, ahead), on)
+            or not torch.equal(pattern(step, behind), on)
+        ):
             continue
         dL = (step.L1(ahead, 0) - step.L1(behind, 0)) / (2 * size)
         dR = (step.R(ahead, 1, 0) - step.R(behind, 1, 0)) / (2 * size)
@@ -228,7 +233,9 @@ def the_deformation_has_low_rank(base: str) -> float:
         gate = random_rows(1, rank, seed=seed).sigmoid().view(1, 1, 1, rank)
         mixed = Mix(mix.diag, mix.left, mix.right, gate)
         activation = "glu" if base == "G" else "relu"
-        rows = [attend(q[:, i : i + 1], k, values, None, mixed, activation=activation)[0, 0, 0] for i in range(t)]
+        rows = [
+            attend(q[:, i : i + 1], k, values, None, mixed, activation=activation)[0, 0, 0] for i in range(t)
+        ]
         weights.append(torch.stack(rows))
     values_found = torch.linalg.svdvals(weights[1] - weights[0])
     return float(values_found[rank] / values_found[0]) if values_found[0] > 1e-3 else float("nan")

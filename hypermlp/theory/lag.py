@@ -1,7 +1,5 @@
 """Lag order: more history at the far end changes nothing that is already there."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -28,7 +26,11 @@ def long_and_short(base: str, *, lag: bool, keep: str) -> tuple[Step, Step, Tens
     """The same layer over a long history and over a part of it: its newest or its oldest rows; and a query."""
     layer = extended(random_layer(f"{base}-g-q-12{'o' if lag else ''}"), SHORT)
     X = random_rows(LONG)
-    return Step(layer, X), Step(layer, X[-SHORT:] if keep == "newest" else X[:SHORT]), random_rows(1, seed=4)[0]
+    return (
+        Step(layer, X),
+        Step(layer, X[-SHORT:] if keep == "newest" else X[:SHORT]),
+        random_rows(1, seed=4)[0],
+    )
 
 
 @check(
@@ -67,7 +69,8 @@ def a_window_is_a_truncated_history(base: str) -> float:
     long, short = Step(layer, X), Step(layer, X[-SHORT:])
     starts = torch.full((1, 1), LONG - SHORT)
     alone, window, whole = (
-        step.attend(*step.operands(x), step.values(), starts=where) for step, where in ((short, None), (long, starts), (long, None))
+        step.attend(*step.operands(x), step.values(), starts=where)
+        for step, where in ((short, None), (long, starts), (long, None))
     )
     return far(window, alone) if far(whole, alone) > 1e-3 else float("nan")
 
@@ -118,7 +121,9 @@ def the_realizable_family_is_monotone(base: str) -> float:
 )
 def far_history_activates_nothing(base: str) -> float:
     long, _, _ = long_and_short(base, lag=True, keep="newest")
-    return float(sum(int((long.real_weights(x, mixed=False)[:, SHORT:] != 0).sum()) for x in random_rows(100, seed=5)))
+    return float(
+        sum(int((long.real_weights(x, mixed=False)[:, SHORT:] != 0).sum()) for x in random_rows(100, seed=5))
+    )
 
 
 @check(
@@ -136,7 +141,12 @@ def lag_kernels_are_causal_convolutions(base: str) -> float:
     left = kernel.view(1, T, 1).expand(branches, T, 1)
     right = torch.zeros(branches, T, 1, dtype=torch.float64)
     right[:, 0] = 1.0
-    mix = Mix(torch.zeros(branches, T, dtype=torch.float64), left, right, torch.ones(1, T, branches, 1, dtype=torch.float64))
+    mix = Mix(
+        torch.zeros(branches, T, dtype=torch.float64),
+        left,
+        right,
+        torch.ones(1, T, branches, 1, dtype=torch.float64),
+    )
     values = torch.eye(T, dtype=torch.float64).view(1, T, 1, T)
     activation = "glu" if base == "G" else "relu"
     weights = attend(q, k, values, mix, None, activation=activation)[0, :, 0]
@@ -146,5 +156,7 @@ def lag_kernels_are_causal_convolutions(base: str) -> float:
         h = scores[: t + 1].flip(0).clone()
         h[0] += fast[t]
         strength = torch.logaddexp(h[0], torch.zeros_like(h[0])) if base == "G" else 1.0
-        worst = largest(worst, far(weights[t, t], strength * (h[0] / (h.square().sum() + 1e-12).sqrt()).clamp(min=0)))
+        worst = largest(
+            worst, far(weights[t, t], strength * (h[0] / (h.square().sum() + 1e-12).sqrt()).clamp(min=0))
+        )
     return worst

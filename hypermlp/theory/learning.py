@@ -1,7 +1,5 @@
 """Learning: how outputs move when parameters do, and when the active set stays."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.func import functional_call
@@ -30,19 +28,36 @@ def predictions_follow_the_tangent_kernel(base: str) -> float:
     def jacobian(z: Tensor) -> Tensor:
         """``[D, number of parameters]``"""
         out = output(z, parameters)
-        rows = [torch.autograd.grad(value, list(parameters.values()), retain_graph=True, allow_unused=True) for value in out]
+        rows = [
+            torch.autograd.grad(value, list(parameters.values()), retain_graph=True, allow_unused=True)
+            for value in out
+        ]
         zeros = [torch.zeros_like(parameter) for parameter in parameters.values()]
-        return torch.stack([torch.cat([(g if g is not None else z0).flatten() for g, z0 in zip(row, zeros, strict=True)]) for row in rows])
+        return torch.stack(
+            [
+                torch.cat([(g if g is not None else z0).flatten() for g, z0 in zip(row, zeros, strict=True)])
+                for row in rows
+            ]
+        )
 
     train, test = inputs[:2], inputs[2]
     errors = [output(z, parameters).detach() - y for z, y in zip(train, targets, strict=True)]
     jacobians = [jacobian(z) for z in train]
-    kernel_says = -sum((jacobian(test) @ J.T @ error for J, error in zip(jacobians, errors, strict=True)), torch.zeros_like(targets[0]))
-    gradient = sum((J.T @ error for J, error in zip(jacobians, errors, strict=True)), torch.zeros(jacobians[0].shape[1], dtype=test.dtype))
+    kernel_says = -sum(
+        (jacobian(test) @ J.T @ error for J, error in zip(jacobians, errors, strict=True)),
+        torch.zeros_like(targets[0]),
+    )
+    gradient = sum(
+        (J.T @ error for J, error in zip(jacobians, errors, strict=True)),
+        torch.zeros(jacobians[0].shape[1], dtype=test.dtype),
+    )
 
     def moved(by: float) -> dict[str, Tensor]:
         parts = gradient.split([parameter.numel() for parameter in parameters.values()])
-        return {name: p.detach() - by * part.view_as(p) for (name, p), part in zip(parameters.items(), parts, strict=True)}
+        return {
+            name: p.detach() - by * part.view_as(p)
+            for (name, p), part in zip(parameters.items(), parts, strict=True)
+        }
 
     measured = (output(test, moved(size)) - output(test, moved(-size))).detach() / (2 * size)
     return far(measured, kernel_says) / float(kernel_says.abs().max())
@@ -64,7 +79,9 @@ def a_margin_keeps_the_active_set(base: str) -> float:
         layer, other = random_layer(label, num_heads=1), random_layer(label, num_heads=1, seed=100 + seed)
         share = 1.0
         while True:  # the longest of these moves that keeps within the margin
-            for parameter, one, two in zip(layer.parameters(), start.layer.parameters(), other.parameters(), strict=True):
+            for parameter, one, two in zip(
+                layer.parameters(), start.layer.parameters(), other.parameters(), strict=True
+            ):
                 parameter.copy_(one + share * (two - one))
             step = Step(layer, X)
             if far(step.h(x, 0), h) < margin:

@@ -1,7 +1,5 @@
 """Memory: a pool of slots instantiated from the context, of which the signs activate some."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -16,14 +14,14 @@ class Measure:
     def __init__(self, u: Tensor, v: Tensor, mass: Tensor):
         self.u, self.v, self.mass = u, v, mass
 
-    def restricted(self, gate: Tensor) -> Measure:
+    def restricted(self, gate: Tensor) -> "Measure":
         return Measure(self.u, self.v, self.mass * gate)
 
     @property
     def total_variation(self) -> float:
         return float(self.mass.abs().sum())
 
-    def merged(self) -> Measure:
+    def merged(self) -> "Measure":
         """Equal atoms become one with the sum of their masses."""
         atoms, index = torch.unique(torch.cat([self.u, self.v], dim=1), dim=0, return_inverse=True)
         mass = torch.zeros(len(atoms), dtype=self.mass.dtype).index_add(0, index, self.mass)
@@ -33,7 +31,9 @@ class Measure:
 
 def pool(step: Step, x: Tensor, head: int = 0) -> Measure:
     """A unit mass on every slot: rows of U = R1ᵀ X and V = R2ᵀ X."""
-    return Measure(step.R(x, 1, head).T @ step.X1, step.R(x, 2, head).T @ step.X2, torch.ones(step.t, dtype=x.dtype))
+    return Measure(
+        step.R(x, 1, head).T @ step.X1, step.R(x, 2, head).T @ step.X2, torch.ones(step.t, dtype=x.dtype)
+    )
 
 
 def alpha(step: Step, x: Tensor, u: Tensor, head: int = 0) -> Tensor:
@@ -64,7 +64,10 @@ def one_head(base: str, *, mixing: bool = True, t: int = T, seed: int = 0) -> tu
 )
 def the_output_is_a_readout_of_activated_memory(base: str) -> float:
     step, x = one_head(base)
-    return far(step.real(x), readout(step, x, active(step, x, pool(step, x)), step.strength(x, 0)) / step.rho(step.h(x, 0)))
+    return far(
+        step.real(x),
+        readout(step, x, active(step, x, pool(step, x)), step.strength(x, 0)) / step.rho(step.h(x, 0)),
+    )
 
 
 @check(
@@ -125,7 +128,10 @@ def activation_contracts_total_variation(base: str) -> float:
 def total_variation_counts_slots(base: str) -> float:
     step, _ = one_head(base)
     return max(
-        abs(active(step, x, pool(step, x)).total_variation - float((step.real_weights(x, mixed=False)[0] > 0).sum()))
+        abs(
+            active(step, x, pool(step, x)).total_variation
+            - float((step.real_weights(x, mixed=False)[0] > 0).sum())
+        )
         for x in random_rows(200, seed=2)
     )
 
@@ -157,8 +163,12 @@ def the_output_is_bounded_by_the_pool(base: str) -> float:
     worst = 0.0
     for x in random_rows(200, seed=2):
         mu = pool(step, x)
-        sizes = step.strength(x, 0) * alpha(step, x, mu.u).abs() * (mu.v @ step.L2T(x, 0)).norm(dim=-1)  # of Psi at every atom
-        worst = largest(worst, float(step.rho(step.h(x, 0)) * step.real(x).norm() / (mu.total_variation * sizes.max())))
+        sizes = (
+            step.strength(x, 0) * alpha(step, x, mu.u).abs() * (mu.v @ step.L2T(x, 0)).norm(dim=-1)
+        )  # of Psi at every atom
+        worst = largest(
+            worst, float(step.rho(step.h(x, 0)) * step.real(x).norm() / (mu.total_variation * sizes.max()))
+        )
     return worst
 
 

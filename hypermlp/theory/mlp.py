@@ -1,7 +1,5 @@
 """A head is a two-layer MLP whose weights the context instantiates."""
 
-from __future__ import annotations
-
 import torch
 
 from hypermlp.theory.check import check, largest
@@ -46,7 +44,11 @@ def gates_are_invariant_under_the_norm(base: str) -> float:
     X, queries = random_rows(T), random_rows(200, seed=2)
     step = Step(random_layer(full(base)), X)
     return float(
-        sum(int(((a > 0) != (step.h(x, head) > 0)).sum()) for x in queries for head, a in enumerate(step.real_weights(x, mixed=False)))
+        sum(
+            int(((a > 0) != (step.h(x, head) > 0)).sum())
+            for x in queries
+            for head, a in enumerate(step.real_weights(x, mixed=False))
+        )
     )
 
 

@@ -7,14 +7,13 @@ In the paper a query x and a context X are independent arguments, and so they ar
 own projections and the operator for x as the newest query over the context X, of which it may be the newest row or not.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hypermlp.config import MixerConfig
+from hypermlp.errors import UserError
 from hypermlp.layers import mixer as layers
 from hypermlp.layers.common import causal_conv_pair
 from hypermlp.layers.mixer import Mixer
@@ -56,7 +55,9 @@ def attend(
 ) -> Tensor:
     """The operator that layers call, whichever that is: tests plant broken ones there."""
     operator = layers.attend  # type: ignore[attr-defined]
-    out: Tensor = operator(q, k, values, mix1, mix2, starts, activation=activation, layout=layout, eps=eps, backend=backend)
+    out: Tensor = operator(
+        q, k, values, mix1, mix2, starts, activation=activation, layout=layout, eps=eps, backend=backend
+    )
     if not out.isfinite().all():
         raise NotFiniteError
     return out
@@ -76,20 +77,25 @@ class Step:
 
     def __init__(self, layer: Mixer, X: Tensor):
         if layer.config.rope:
-            raise ValueError("RoPE makes L(1) depend on positions; take a label without p")
+            raise UserError("RoPE makes L(1) depend on positions; take a label without p")
         self.layer, self.config, self.t = layer, layer.config, X.shape[0]
         keys = values = X[None]
         if layer.k_conv is not None and layer.v_conv is not None:
             keys, values = causal_conv_pair(keys, layer.k_conv, layer.v_conv, self.t, backend="reference")
         self._keys_from, self._values_from = keys, values
         order = slice(None) if layer.config.layout == "forward" else torch.arange(self.t - 1, -1, -1)
-        self.X1, self.X2 = keys[0][order], values[0][order]  # rows that the first and the second layer are made of
+        self.X1, self.X2 = (
+            keys[0][order],
+            values[0][order],
+        )  # rows that the first and the second layer are made of
 
     def gates(self, x: Tensor) -> Gates:
         config, layer = self.config, self.layer
         ones = [torch.ones(size, dtype=x.dtype) for size in (config.qk_width, config.vo_width)]
         found = layer.gates
-        parts = [x.new_zeros(0)] * 4 if found is None else list(torch.sigmoid(found(x)).split(layer.gate_sizes))
+        parts = (
+            [x.new_zeros(0)] * 4 if found is None else list(torch.sigmoid(found(x)).split(layer.gate_sizes))
+        )
         query, output = parts[:2] if config.feature_gates else ones
         mix1, mix2 = (part.view(-1, config.rank) for part in parts[2:])
         return Gates(query, output, mix1, mix2)
@@ -102,7 +108,11 @@ class Step:
     def L2T(self, x: Tensor, head: int) -> Tensor:
         """``[D, D]``: W_v M(2)(x) W_oᵀ"""
         rows = slice(head * self.config.vo_dim, (head + 1) * self.config.vo_dim)
-        return self.layer.v_proj.weight[rows].T * self.gates(x).output[rows] @ self.layer.o_proj.weight[:, rows].T
+        return (
+            self.layer.v_proj.weight[rows].T
+            * self.gates(x).output[rows]
+            @ self.layer.o_proj.weight[:, rows].T
+        )
 
     def R(self, x: Tensor, which: int, index: int) -> Tensor:
         """``[t, t]``: I + Diag(p) + A Diag(s(x)) Bᵀ of a branch (1) or head (2); the identity where there is no mix."""
@@ -143,7 +153,9 @@ class Step:
 
     def o(self, x: Tensor) -> Tensor:
         """``[D]``: the output, the sum over heads of two-layer MLPs."""
-        return torch.stack([self.sigma(x, head) @ self.W2(x, head) for head in range(self.config.num_heads)]).sum(0)
+        return torch.stack(
+            [self.sigma(x, head) @ self.W2(x, head) for head in range(self.config.num_heads)]
+        ).sum(0)
 
     def real(self, x: Tensor) -> Tensor:
         """``[D]``: what the layer's own projections and the operator say."""
@@ -155,7 +167,9 @@ class Step:
 
     def real_weights(self, x: Tensor, *, mixed: bool = True) -> Tensor:
         """``[heads, t]`` in slot order: the operator's own readout weights, by values that are unit vectors."""
-        values = torch.eye(self.t, dtype=x.dtype)[:, None, :].expand(self.t, self.config.num_heads, self.t)[None]
+        values = torch.eye(self.t, dtype=x.dtype)[:, None, :].expand(self.t, self.config.num_heads, self.t)[
+            None
+        ]
         weights = self.operator(x, values, mixed=mixed)[0, 0]
         return weights if self.config.layout == "forward" else weights.flip(-1)
 
@@ -169,10 +183,30 @@ class Step:
         branches = (config.num_branches, config.qk_dim)
         q = (layer.q_proj(x) * gates.query).view(1, 1, *branches)
         k = layer.k_proj(self._keys_from).unflatten(-1, branches)
-        mix1 = None if layer.mix1 is None else Mix(layer.mix1.diag, layer.mix1.left, layer.mix1.right, gates.mix1[None, None])
-        mix2 = None if layer.mix2 is None else Mix(layer.mix2.diag, layer.mix2.left, layer.mix2.right, gates.mix2[None, None])
+        mix1 = (
+            None
+            if layer.mix1 is None
+            else Mix(layer.mix1.diag, layer.mix1.left, layer.mix1.right, gates.mix1[None, None])
+        )
+        mix2 = (
+            None
+            if layer.mix2 is None
+            else Mix(layer.mix2.diag, layer.mix2.left, layer.mix2.right, gates.mix2[None, None])
+        )
         return q, k, mix1, mix2 if mixed else None
 
-    def attend(self, q: Tensor, k: Tensor, mix1: Mix | None, mix2: Mix | None, values: Tensor, **how: Any) -> Tensor:
+    def attend(
+        self, q: Tensor, k: Tensor, mix1: Mix | None, mix2: Mix | None, values: Tensor, **how: Any
+    ) -> Tensor:
         config = self.config
-        return attend(q, k, values, mix1, mix2, activation=config.activation, layout=config.layout, eps=config.eps, **how)
+        return attend(
+            q,
+            k,
+            values,
+            mix1,
+            mix2,
+            activation=config.activation,
+            layout=config.layout,
+            eps=config.eps,
+            **how,
+        )

@@ -1,7 +1,5 @@
 """What the view says of prompts, slots, registers, linear attention and noise."""
 
-from __future__ import annotations
-
 import torch
 
 from hypermlp.theory.check import check, largest
@@ -87,7 +85,10 @@ def registers_are_atoms_of_the_pool(base: str) -> float:
     assert registers is not None
     plain, only, augmented = (Step(layer, rows) for rows in (X, registers, torch.cat([registers, X])))
     outputs = plain.real(x), only.real(x), layer(X[None])[0, -1]
-    pools = [step.rho(step.h(x, 0)) * output for step, output in zip((plain, only, augmented), outputs, strict=True)]
+    pools = [
+        step.rho(step.h(x, 0)) * output
+        for step, output in zip((plain, only, augmented), outputs, strict=True)
+    ]
     return far(pools[0] + pools[1], pools[2])
 
 
@@ -114,7 +115,10 @@ def registers_are_mixed_like_rows(base: str) -> float:
     bases=("R",),
 )
 def linear_attention_reads_the_whole_pool(base: str) -> float:
-    step, x = Step(random_layer(f"{base}-12o!", static=True, num_heads=1), random_rows(T)), random_rows(1, seed=5)[0]
+    step, x = (
+        Step(random_layer(f"{base}-12o!", static=True, num_heads=1), random_rows(T)),
+        random_rows(1, seed=5)[0],
+    )
     linear = step.real(x) - step.real(-x)  # relu(z) - relu(-z) = z
     used = step.real_weights(x, mixed=False)[0] - step.real_weights(-x, mixed=False)[0]
     if not (used != 0).all():

@@ -4,8 +4,6 @@ A checkpoint is written beside its place, sealed with the checksums of its files
 fit it, does not exist.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -58,7 +56,11 @@ def step_of(folder: Path) -> int:
 
 def checkpoints(run: Path) -> list[Path]:
     """Folders that are called checkpoints, newest first."""
-    found = (path for path in run.glob("checkpoint-*") if step_of(path) >= 0 and path.is_dir() and not path.is_symlink())
+    found = (
+        path
+        for path in run.glob("checkpoint-*")
+        if step_of(path) >= 0 and path.is_dir() and not path.is_symlink()
+    )
     return sorted(found, key=step_of, reverse=True)
 
 

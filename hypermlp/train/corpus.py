@@ -1,13 +1,12 @@
 """Documents from wherever a recipe says, always in the same order."""
 
-from __future__ import annotations
-
 import json
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hypermlp.errors import UserError
 from hypermlp.train.recipe import DataSettings
 
 TEXT = (".txt", ".md", ".py")
@@ -51,11 +50,15 @@ def stdlib_files() -> list[Path]:
 def source_files(source: str) -> list[Path]:
     path = Path(source)
     if not path.exists():
-        raise ValueError(f"data.source is {source!r}, which does not exist; allowed: 'stdlib', a file, a folder, or 'hub:NAME'")
+        raise UserError(
+            f"data.source is {source!r}, which does not exist; allowed: 'stdlib', a file, a folder, or 'hub:NAME'"
+        )
     files = sorted(p for p in path.rglob("*") if p.suffix in (*TEXT, *RECORDS)) if path.is_dir() else [path]
     wrong = next((p for p in files if p.suffix not in (*TEXT, *RECORDS)), None)
     if not files or wrong is not None:
-        raise ValueError(f"data.source is {source!r}; allowed are files of {', '.join((*TEXT, *RECORDS))}, or a folder with some")
+        raise UserError(
+            f"data.source is {source!r}; allowed are files of {', '.join((*TEXT, *RECORDS))}, or a folder with some"
+        )
     return files
 
 
@@ -71,7 +74,7 @@ def _read_file(path: Path, data: DataSettings) -> Iterator[str]:
         try:
             batches = pyarrow.parquet.ParquetFile(path).iter_batches()
         except (pyarrow.ArrowException, OSError) as error:
-            raise ValueError(f"{path} is not Parquet: {error}") from error
+            raise UserError(f"{path} is not Parquet: {error}") from error
         for batch in batches:
             for record in batch.to_pylist():
                 yield _text(record, data, str(path))
@@ -83,16 +86,20 @@ def _parsed(line: str, where: str) -> Any:
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is not JSON: {error}") from error
+        raise UserError(f"{where} is not JSON: {error}") from error
 
 
 def _text(record: Any, data: DataSettings, where: str = "") -> str:
     if not isinstance(record, dict):
-        raise ValueError(f"{where or data.source} has {type(record).__name__} for a record; it must be an object with fields")
+        raise UserError(
+            f"{where or data.source} has {type(record).__name__} for a record; it must be an object with fields"
+        )
     text = record.get(data.text_field)
     if not isinstance(text, str):
         fields = ", ".join(map(repr, record))
-        raise ValueError(f"data.text_field is {data.text_field!r}, but a record {where or 'of ' + data.source} has {fields}")
+        raise UserError(
+            f"data.text_field is {data.text_field!r}, but a record {where or 'of ' + data.source} has {fields}"
+        )
     return text
 
 
@@ -101,4 +108,6 @@ def hub_dataset(data: DataSettings) -> Any:
     import datasets
 
     split, _, config = data.split.partition(":")
-    return datasets.load_dataset(data.source.removeprefix("hub:"), config or None, split=split, streaming=data.streaming)
+    return datasets.load_dataset(
+        data.source.removeprefix("hub:"), config or None, split=split, streaming=data.streaming
+    )

@@ -4,8 +4,6 @@ Prepared data is a folder: the tokens of all documents in a row, where each begi
 checksums. Sequences are a pure function of (data, seed, index), so a run resumes by counting.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -26,6 +24,7 @@ from torch.utils.data import Dataset
 from transformers import AutoTokenizer
 
 from hypermlp import __version__
+from hypermlp.errors import UserError
 from hypermlp.train.checkpoints import file_digest
 from hypermlp.train.corpus import documents, source_files, stdlib_files
 from hypermlp.train.recipe import DataSettings
@@ -50,12 +49,18 @@ class PreparedData:
             self.description: dict[str, Any] = json.loads((folder / DESCRIPTION).read_text())
             checksums = self.description["sha256"]
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{folder / DESCRIPTION} is damaged; remove {folder} and prepare again") from error
+            raise UserError(
+                f"{folder / DESCRIPTION} is damaged; remove {folder} and prepare again"
+            ) from error
         self.digest = hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest()
-        mine = self.description["sha256"].items() if _is_local_main() else ()  # one process of a machine checks for all
+        mine = (
+            self.description["sha256"].items() if _is_local_main() else ()
+        )  # one process of a machine checks for all
         for name, digest in mine:
             if file_digest(folder / name) != digest:
-                raise ValueError(f"{folder / name} is not what was prepared: its checksum differs; remove {folder} and prepare again")
+                raise UserError(
+                    f"{folder / name} is not what was prepared: its checksum differs; remove {folder} and prepare again"
+                )
         dtype = np.dtype(self.description["dtype"])
         self.tokens = {split: np.memmap(folder / f"{split}.bin", dtype, "r") for split in SPLITS}
         self.begins = {split: np.load(folder / f"{split}-begins.npy", mmap_mode="r") for split in SPLITS}
@@ -73,7 +78,9 @@ def prepare(data: DataSettings, *, quiet: bool = False) -> PreparedData:
         _remove_leftovers(cache)
         if folder.exists():  # without its description it is nothing
             shutil.rmtree(folder)
-        aside = Path(tempfile.mkdtemp(dir=cache, prefix=f"{socket.gethostname()}-{os.getpid()}-", suffix=".part"))
+        aside = Path(
+            tempfile.mkdtemp(dir=cache, prefix=f"{socket.gethostname()}-{os.getpid()}-", suffix=".part")
+        )
         try:
             _write(data, aside, quiet=quiet)
             try:
@@ -112,7 +119,13 @@ def _key(data: DataSettings) -> str:
     """A name that changes with everything the tokens depend on."""
     settings = [data.source, data.text_field, data.split, data.tokenizer, data.validation, data.limit]
     key = hashlib.sha256(json.dumps(settings).encode())
-    files = [] if data.source.startswith("hub:") else stdlib_files() if data.source == "stdlib" else source_files(data.source)
+    files = (
+        []
+        if data.source.startswith("hub:")
+        else stdlib_files()
+        if data.source == "stdlib"
+        else source_files(data.source)
+    )
     if Path(data.tokenizer).is_dir():
         files += sorted(path for path in Path(data.tokenizer).iterdir() if path.is_file())
     for path in files:
@@ -137,7 +150,9 @@ def _write(data: DataSettings, folder: Path, *, quiet: bool) -> None:
         _move_last_document(folder, lengths, dtype)
     for split in SPLITS:
         if not lengths[split]:
-            raise ValueError(f"data.source {data.source!r} has no document for {split}; it needs two documents at least")
+            raise UserError(
+                f"data.source {data.source!r} has no document for {split}; it needs two documents at least"
+            )
         begins = np.concatenate([[0], np.cumsum(lengths[split])[:-1]]).astype(np.int64)
         np.save(folder / f"{split}-begins.npy", begins)
     save_tokenizer(tokenizer, folder / "tokenizer")
@@ -169,10 +184,13 @@ class Teller:
         self.tokens += tokens
         if (now := time.monotonic()) - self.told > 10:
             self.told = now
-            print(f"preparing {self.source}: {self.tokens:,} tokens, {self.tokens / (now - self.began):,.0f} per second", flush=True)
+            print(
+                f"preparing {self.source}: {self.tokens:,} tokens, {self.tokens / (now - self.began):,.0f} per second",
+                flush=True,
+            )
 
 
-def _move_last_document(folder: Path, lengths: dict[str, array[int]], dtype: np.dtype[Any]) -> None:
+def _move_last_document(folder: Path, lengths: dict[str, "array[int]"], dtype: np.dtype[Any]) -> None:
     """A small corpus may leave validation empty: it gets the last document."""
     count = lengths["train"].pop()
     lengths["validation"].append(count)
@@ -217,7 +235,9 @@ class Sequences(Dataset[dict[str, Tensor]]):
         self.data, self.count, self.seed = data, count, seed
         self.per_epoch = (len(self.tokens) - 1) // data.context
         if self.per_epoch < 1:
-            raise ValueError(f"{len(self.tokens)} tokens for {split} make no sequence of data.context = {data.context}; give more data")
+            raise UserError(
+                f"{len(self.tokens)} tokens for {split} make no sequence of data.context = {data.context}; give more data"
+            )
         self._order: tuple[int, np.ndarray] | None = None  # of one epoch
 
     def __len__(self) -> int:
@@ -241,6 +261,8 @@ class Sequences(Dataset[dict[str, Tensor]]):
         if self.data.packing == "documents":
             positions = np.arange(first, first + context + 1)
             owners = torch.from_numpy(np.searchsorted(self.begins, positions, side="right"))
-            targets[owners[1:] != owners[:-1]] = IGNORED  # nothing in a document tells how the next one begins
+            targets[owners[1:] != owners[:-1]] = (
+                IGNORED  # nothing in a document tells how the next one begins
+            )
             item["document_ids"] = owners[:-1]
         return item

@@ -1,11 +1,10 @@
 """The folder of a run: one process writes to it at a time, and a run goes on as it began."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
 
+from hypermlp.errors import UserError
 from hypermlp.train import checkpoints
 from hypermlp.train.recipe import Recipe
 
@@ -39,7 +38,9 @@ class RunFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self.unlock()
-            raise BusyError(f"another process is training in {self.path}; wait for it, or use another --out") from error
+            raise BusyError(
+                f"another process is training in {self.path}; wait for it, or use another --out"
+            ) from error
 
     def unlock(self) -> None:
         if self._lock is not None:
@@ -55,7 +56,9 @@ class RunFolder:
             content = json.loads(path.read_text())
             assert all(isinstance(content[section], dict) for section in ("model", "data", "training"))
         except (ValueError, KeyError, TypeError, AssertionError) as error:
-            raise ValueError(f"{path} is damaged: it should say what this run was begun with; remove it to go on without") from error
+            raise UserError(
+                f"{path} is damaged: it should say what this run was begun with; remove it to go on without"
+            ) from error
         return dict(content)
 
     def check_recipe(self, recipe: Recipe) -> None:
@@ -67,14 +70,14 @@ class RunFolder:
             for key in sorted(set(before[section]) | set(content[section])):
                 old, new = before[section].get(key), content[section].get(key)
                 if old != new and key not in FREE_ON_RESUME:
-                    raise ValueError(
+                    raise UserError(
                         f"{section}.{key} is {new!r}, but the run in {self.path} has {old!r}; resume it as it is, or use --init-from"
                     )
 
     def check_data(self, digest: str) -> None:
         """And with its own data?"""
         if self.begun().get("data_digest", digest) != digest:
-            raise ValueError(
+            raise UserError(
                 f"the data is not what the run in {self.path} was begun with: sources or tokenizer have changed; "
                 "bring them back, or begin a new run with --init-from"
             )

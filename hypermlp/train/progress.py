@@ -1,7 +1,5 @@
 """What a run says while it goes on: a line for people, metrics.jsonl for programs. And stopping when asked to."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys
@@ -36,9 +34,18 @@ class Progress(TrainerCallback):
         aside = self.path.with_suffix(".part")
         aside.write_text("".join(json.dumps(record) + "\n" for record in self._until(state.global_step)))
         aside.replace(self.path)
-        self._write({"step": state.global_step, "parameters": sum(p.numel() for p in model.parameters()), "held_by_process": held})
+        self._write(
+            {
+                "step": state.global_step,
+                "parameters": sum(p.numel() for p in model.parameters()),
+                "held_by_process": held,
+            }
+        )
         shares = " and ".join(f"{count:,}" for count in held)
-        print(f"{self.recipe.name}: {len(held)} process{'es' * (len(held) > 1)}, holding {shares} parameters", flush=True)
+        print(
+            f"{self.recipe.name}: {len(held)} process{'es' * (len(held) > 1)}, holding {shares} parameters",
+            flush=True,
+        )
 
     def _write(self, record: dict[str, Any]) -> None:
         with open(self.path, "a") as file:
@@ -56,14 +63,28 @@ class Progress(TrainerCallback):
                 records.append(record)
         return records
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        if not state.is_world_process_zero or not logs or "train_runtime" in logs:  # Trainer's summary, of this process's part only
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any
+    ) -> None:
+        if (
+            not state.is_world_process_zero or not logs or "train_runtime" in logs
+        ):  # Trainer's summary, of this process's part only
             return
         seconds, done = time.monotonic() - self.began, state.global_step - self.first_step
         speed = done * self.recipe.training.batch_tokens / seconds if done else 0.0
-        self._write({"step": state.global_step, "tokens": state.global_step * self.recipe.training.batch_tokens, **logs})
+        self._write(
+            {
+                "step": state.global_step,
+                "tokens": state.global_step * self.recipe.training.batch_tokens,
+                **logs,
+            }
+        )
         left = (state.max_steps - state.global_step) * seconds / done if done else 0.0
-        shown = [f"{name} {logs[name]:.4f}" for name in ("loss", "eval_loss", "eval_train_loss", "eval_validation_loss") if name in logs]
+        shown = [
+            f"{name} {logs[name]:.4f}"
+            for name in ("loss", "eval_loss", "eval_train_loss", "eval_validation_loss")
+            if name in logs
+        ]
         if shown:
             head = f"step {state.global_step}/{state.max_steps}"
             print(f"{head}  {'  '.join(shown)}  {speed:,.0f} tokens/s  {duration(left)} left", flush=True)
@@ -90,7 +111,11 @@ class StopOnSignal(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._anyone_asked(args):
             if state.is_world_process_zero:
-                print(f"asked to stop: saving step {state.global_step} of {state.max_steps}; --resume goes on", file=sys.stderr, flush=True)
+                print(
+                    f"asked to stop: saving step {state.global_step} of {state.max_steps}; --resume goes on",
+                    file=sys.stderr,
+                    flush=True,
+                )
             control.should_save = control.should_training_stop = True
 
     def _anyone_asked(self, args: Any) -> bool:

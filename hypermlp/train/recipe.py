@@ -1,7 +1,5 @@
 """A recipe: one YAML file that says everything about a training run. Unknown keys and impossible values raise."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import types
@@ -14,11 +12,15 @@ import torch
 import yaml
 
 from hypermlp.config import is_integer, require
+from hypermlp.errors import UserError
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
 
 MATCH, MATCH_TOLERANCE = "match_parameters", 0.005
 TOKENIZER_SIZES = {"bytes": 257, "gpt2": 50_257}
-RECIPE_FOLDERS = (Path(__file__).parents[1] / "recipes", Path(__file__).parents[2] / "recipes")  # installed, or a checkout
+RECIPE_FOLDERS = (
+    Path(__file__).parents[1] / "recipes",
+    Path(__file__).parents[2] / "recipes",
+)  # installed, or a checkout
 
 
 @dataclass(kw_only=True)
@@ -50,12 +52,16 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         require("data.context", self.context, self.context > 1, "at least 2")
-        require("data.packing", self.packing, self.packing in ("documents", "stream"), "'documents' or 'stream'")
+        require(
+            "data.packing", self.packing, self.packing in ("documents", "stream"), "'documents' or 'stream'"
+        )
         require("data.order", self.order, self.order in ("shuffled", "random"), "'shuffled' or 'random'")
         require("data.validation", self.validation, 0 < self.validation < 1, "between 0 and 1")
         require("data.limit", self.limit, self.limit is None or self.limit > 0, "positive")
         if self.streaming:
-            require("data.streaming", True, self.source.startswith("hub:"), "false, unless the source is hub:NAME")
+            require(
+                "data.streaming", True, self.source.startswith("hub:"), "false, unless the source is hub:NAME"
+            )
 
 
 @dataclass(kw_only=True)
@@ -112,16 +118,35 @@ class TrainingSettings:
     """torch.compile."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_tokens", "micro_batch", "eval_every", "eval_sequences", "save_every", "keep", "log_every"):
+        for name in (
+            "steps",
+            "batch_tokens",
+            "micro_batch",
+            "eval_every",
+            "eval_sequences",
+            "save_every",
+            "keep",
+            "log_every",
+        ):
             require(f"training.{name}", getattr(self, name), getattr(self, name) > 0, "positive")
         for name in ("learning_rate", "eps", "clip"):
-            require(f"training.{name}", getattr(self, name), 0 < getattr(self, name) < math.inf, "positive and finite")
+            require(
+                f"training.{name}",
+                getattr(self, name),
+                0 < getattr(self, name) < math.inf,
+                "positive and finite",
+            )
         for name in ("min_learning_rate", "weight_decay", "warmup_steps"):
             require(f"training.{name}", getattr(self, name), getattr(self, name) >= 0, "zero or more")
         require("training.decayed", self.decayed, self.decayed in ("matrices", "all"), "'matrices' or 'all'")
         fine = len(self.betas) == 2 and all(isinstance(b, (int, float)) and 0 <= b < 1 for b in self.betas)
         require("training.betas", self.betas, fine, "two numbers, 0 or more and below 1")
-        require("training.precision", self.precision, self.precision in ("float32", "bfloat16"), "'float32' or 'bfloat16'")
+        require(
+            "training.precision",
+            self.precision,
+            self.precision in ("float32", "bfloat16"),
+            "'float32' or 'bfloat16'",
+        )
         require("training.explosion", self.explosion, self.explosion > 1, "more than 1")
         name, end = ("steps", self.steps) if self.decay_steps is None else ("decay_steps", self.decay_steps)
         allowed = f"at least training.warmup_steps = {self.warmup_steps}, or that less"
@@ -143,31 +168,49 @@ class Recipe:
     def __post_init__(self) -> None:
         known = {f.name for f in dataclasses.fields(HyperMLPConfig)} | {MATCH}
         for key in self.model:
-            require("model key", key, key in known, f"a field of HyperMLPConfig: {', '.join(sorted(known & (_OWN_FIELDS | {MATCH})))}")
+            require(
+                "model key",
+                key,
+                key in known,
+                f"a field of HyperMLPConfig: {', '.join(sorted(known & (_OWN_FIELDS | {MATCH})))}",
+            )
         self.sequences_per_step  # noqa: B018 - raises if it does not divide
 
     @property
     def sequences_per_step(self) -> int:
         tokens, context = self.training.batch_tokens, self.data.context
-        require("training.batch_tokens", tokens, tokens % context == 0, f"a multiple of data.context = {context}")
+        require(
+            "training.batch_tokens", tokens, tokens % context == 0, f"a multiple of data.context = {context}"
+        )
         return tokens // context
 
     def accumulation(self, processes: int) -> int:
         """Micro-batches of one step on each process."""
         together = self.training.micro_batch * processes
         fits = self.sequences_per_step % together == 0
-        allowed = f"a multiple of {together} sequences (micro_batch x processes) of {self.data.context} tokens"
+        allowed = (
+            f"a multiple of {together} sequences (micro_batch x processes) of {self.data.context} tokens"
+        )
         require("training.batch_tokens", self.training.batch_tokens, fits, allowed)
         return self.sequences_per_step // together
 
     def vocab_size(self, asked: int | None = None) -> int:
         """The tokenizer's, before it is made or loaded: by its name, as ``asked``, or as the model has it."""
         name, given = self.data.tokenizer, self.model.get("vocab_size")
-        size = TOKENIZER_SIZES.get(name, int(name[4:]) if name.startswith("bpe:") and name[4:].isdigit() else None)
+        size = TOKENIZER_SIZES.get(
+            name, int(name[4:]) if name.startswith("bpe:") and name[4:].isdigit() else None
+        )
         size = next((each for each in (asked, size, given) if each is not None), None)
         if size is None:
-            raise ValueError(f"how many tokens {name!r} has is not known before it is loaded; give --vocab, or model.vocab_size")
-        require("--vocab" if asked is not None else "model.vocab_size", size, is_integer(size) and size > 0, "a whole number, 1 or more")
+            raise UserError(
+                f"how many tokens {name!r} has is not known before it is loaded; give --vocab, or model.vocab_size"
+            )
+        require(
+            "--vocab" if asked is not None else "model.vocab_size",
+            size,
+            is_integer(size) and size > 0,
+            "a whole number, 1 or more",
+        )
         return int(size)
 
     def model_config(self, vocab_size: int, **special_tokens: Any) -> HyperMLPConfig:
@@ -177,10 +220,20 @@ class Recipe:
         try:
             config = HyperMLPConfig(**settings) if other is None else matched_config(settings, other)
         except Exception as error:  # transformers has errors of its own for wrong types
-            raise ValueError(f"model: {error}") from error
-        require("model.vocab_size", config.vocab_size, config.vocab_size >= vocab_size, f"at least the tokenizer's {vocab_size}")
+            raise UserError(f"model: {error}") from error
+        require(
+            "model.vocab_size",
+            config.vocab_size,
+            config.vocab_size >= vocab_size,
+            f"at least the tokenizer's {vocab_size}",
+        )
         longest = config.max_position_embeddings
-        require("model.max_position_embeddings", longest, longest >= self.data.context, f"at least data.context = {self.data.context}")
+        require(
+            "model.max_position_embeddings",
+            longest,
+            longest >= self.data.context,
+            f"at least data.context = {self.data.context}",
+        )
         return config
 
     def to_dict(self) -> dict[str, Any]:
@@ -207,7 +260,9 @@ def matched_config(settings: dict[str, Any], mixer: str) -> HyperMLPConfig:
     require(f"model.{MATCH}", mixer, width > 0, reachable)
     config = HyperMLPConfig(**(settings | {"intermediate_size": width}))
     off = abs(_parameter_count(config) / target - 1)
-    require(f"model.{MATCH}", mixer, off <= MATCH_TOLERANCE, f"{reachable}; the closest width is {off:.1%} off")
+    require(
+        f"model.{MATCH}", mixer, off <= MATCH_TOLERANCE, f"{reachable}; the closest width is {off:.1%} off"
+    )
     return config
 
 
@@ -222,7 +277,7 @@ def find_recipe(name: str) -> Path:
     for candidate in (Path(name), *(folder / f"{name}.yaml" for folder in RECIPE_FOLDERS)):
         if candidate.is_file():
             return candidate
-    raise ValueError(f"no recipe {name!r}; allowed: a YAML file, or one of {', '.join(names)}")
+    raise UserError(f"no recipe {name!r}; allowed: a YAML file, or one of {', '.join(names)}")
 
 
 def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
@@ -231,29 +286,42 @@ def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
     try:
         content = yaml.safe_load(path.read_text())
     except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {error}") from error
+        raise UserError(f"{path} is not YAML: {error}") from error
     require(str(path), content, isinstance(content, dict), "a mapping: name, model, data, training")
     for override in overrides or []:
         key, equals, value = override.partition("=")
         section, dot, inner = key.partition(".")
-        require("--set", override, bool(equals and (dot or section == "name")), "section.key=value, for example training.steps=100")
+        require(
+            "--set",
+            override,
+            bool(equals and (dot or section == "name")),
+            "section.key=value, for example training.steps=100",
+        )
         if dot and not isinstance(content.get(section), dict):
-            require(f"recipe section {section}", content.get(section), content.get(section) is None, "a mapping")
+            require(
+                f"recipe section {section}", content.get(section), content.get(section) is None, "a mapping"
+            )
             content[section] = {}
         target = content[section] if dot else content
         try:
             target[inner or section] = yaml.safe_load(value)
         except yaml.YAMLError as error:
-            raise ValueError(f"--set {override}: the value is not YAML: {error}") from error
+            raise UserError(f"--set {override}: the value is not YAML: {error}") from error
     return build(Recipe, content, "")
 
 
 def build(cls: type, content: dict[str, Any], where: str) -> Any:
     """A dataclass from a dictionary, with every key and type checked."""
     hints = typing.get_type_hints(cls)
-    required = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
+    required = [
+        f.name
+        for f in dataclasses.fields(cls)
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
     for key in content:
-        require("recipe key", f"{where}{key}", key in hints, f"one of {', '.join(where + name for name in hints)}")
+        require(
+            "recipe key", f"{where}{key}", key in hints, f"one of {', '.join(where + name for name in hints)}"
+        )
     for name in required:
         require("recipe key " + where + name, "missing", name in content, "given")
     return cls(**{key: _value(value, hints[key], where + key) for key, value in content.items()})
@@ -273,5 +341,7 @@ def _value(value: Any, hint: Any, where: str) -> Any:
                 continue
         if isinstance(value, plain) and not (plain is int and isinstance(value, bool)):
             return value
-    names = " or ".join("null" if option is types.NoneType else getattr(option, "__name__", str(option)) for option in options)
-    raise ValueError(f"{where} is {value!r}; it must be {names}")
+    names = " or ".join(
+        "null" if option is types.NoneType else getattr(option, "__name__", str(option)) for option in options
+    )
+    raise UserError(f"{where} is {value!r}; it must be {names}")

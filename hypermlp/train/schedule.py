@@ -1,7 +1,5 @@
 """The learning rate and what is decayed."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -25,11 +23,16 @@ def learning_rate_factor(step: int, training: TrainingSettings) -> float:
 
 def optimizer_groups(model: nn.Module, training: TrainingSettings) -> list[dict[str, Any]]:
     """AdamW's parameter groups: decayed ones first. Each parameter once, tied or not."""
-    spared = {id(getattr(m, name)) for m in model.modules() if isinstance(m, Baseline) for name in m.undecayed}
+    spared = {
+        id(getattr(m, name)) for m in model.modules() if isinstance(m, Baseline) for name in m.undecayed
+    }
     decayed: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
     for parameter in (p for p in model.parameters() if p.requires_grad):
         is_matrix = parameter.dim() >= 2 and id(parameter) not in spared
         (decayed if training.decayed == "all" or is_matrix else rest).append(parameter)
-    groups = [{"params": decayed, "weight_decay": training.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    groups = [
+        {"params": decayed, "weight_decay": training.weight_decay},
+        {"params": rest, "weight_decay": 0.0},
+    ]
     return [group for group in groups if group["params"]]

@@ -4,8 +4,6 @@ Optimizer state is saved in one form however many processes there are, each writ
 number of them. There is no pickle in it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Iterator
@@ -34,7 +32,11 @@ def shard(model: HyperMLPForCausalLM) -> None:
     processes = torch.distributed.get_world_size()
     mesh = init_device_mesh(model.device.type, (processes,))
     for module in (*model.model.layers, model):
-        fully_shard(module, mesh=mesh, shard_placement_fn=lambda parameter: Shard(sharded_dim(parameter.shape, processes)))
+        fully_shard(
+            module,
+            mesh=mesh,
+            shard_placement_fn=lambda parameter: Shard(sharded_dim(parameter.shape, processes)),
+        )
 
 
 def sharded_dim(shape: torch.Size, processes: int) -> int:
@@ -62,7 +64,11 @@ def save_optimizer(optimizer: AdamW, model: nn.Module, folder: Path) -> None:
         for key, value in optimizer.state[parameter].items()
     }
     with _quietly():
-        save(state, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True), no_dist=_alone())
+        save(
+            state,
+            storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True),
+            no_dist=_alone(),
+        )
 
 
 def load_optimizer(optimizer: AdamW, model: nn.Module, folder: Path) -> None:
@@ -85,7 +91,9 @@ def _alone() -> bool:
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # it says so even when told
+        warnings.filterwarnings(
+            "ignore", message="torch.distributed is disabled"
+        )  # it says so even when told
         try:
             yield
         except CheckpointException as error:  # derives from BaseException

@@ -1,7 +1,5 @@
 """Tokenizers by name. Every one of them ends documents with its ``eos_token``."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,6 +7,8 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from hypermlp.errors import UserError
 
 END = "<|endoftext|>"
 
@@ -20,10 +20,15 @@ def build_tokenizer(name: str, documents: Iterable[str]) -> Any:
     if name.startswith("bpe:"):
         size = name.removeprefix("bpe:")
         if not size.isdigit() or int(size) < 257:
-            raise ValueError(f"data.tokenizer is {name!r}; it must be bpe:SIZE with at least 257: the bytes and the end of text")
+            raise UserError(
+                f"data.tokenizer is {name!r}; it must be bpe:SIZE with at least 257: the bytes and the end of text"
+            )
         tokenizer = _byte_level(models.BPE())
         trainer = trainers.BpeTrainer(
-            vocab_size=int(size), special_tokens=[END], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+            vocab_size=int(size),
+            special_tokens=[END],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
         )
         tokenizer.train_from_iterator(documents, trainer)
         return _wrapped(tokenizer)
@@ -32,9 +37,11 @@ def build_tokenizer(name: str, documents: Iterable[str]) -> Any:
     try:
         loaded: Any = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
-        raise ValueError(f"data.tokenizer is {name!r}, which cannot be loaded: {error}") from error
+        raise UserError(f"data.tokenizer is {name!r}, which cannot be loaded: {error}") from error
     if loaded.eos_token_id is None:
-        raise ValueError(f"data.tokenizer is {name!r}, which has no eos_token; documents could not be told apart")
+        raise UserError(
+            f"data.tokenizer is {name!r}, which has no eos_token; documents could not be told apart"
+        )
     return loaded
 
 
@@ -64,9 +71,11 @@ def _gpt2() -> PreTrainedTokenizerFast:
 
         ranks: dict[bytes, int] = tiktoken.get_encoding("gpt2")._mergeable_ranks
     except ImportError as error:
-        raise ValueError("data.tokenizer is 'gpt2', which needs the package tiktoken: pip install tiktoken") from error
+        raise UserError(
+            "data.tokenizer is 'gpt2', which needs the package tiktoken: pip install tiktoken"
+        ) from error
     except Exception as error:  # whatever its download raises
-        raise ValueError(f"data.tokenizer is 'gpt2', which tiktoken could not load: {error}") from error
+        raise UserError(f"data.tokenizer is 'gpt2', which tiktoken could not load: {error}") from error
     return from_ranks(ranks)
 
 
@@ -92,7 +101,7 @@ def _parts(ranks: dict[bytes, int], token: bytes, rank: int) -> tuple[bytes, byt
         candidates = [(ranks.get(a + b, rank), i) for i, (a, b) in enumerate(itertools.pairwise(parts))]
         best, place = min(candidates)
         if best >= rank:
-            raise ValueError(f"token {token!r} of rank {rank} is not made of two earlier ones")
+            raise UserError(f"token {token!r} of rank {rank} is not made of two earlier ones")
         parts[place : place + 2] = [parts[place] + parts[place + 1]]
     return parts[0], parts[1]
 

@@ -1,7 +1,5 @@
 """transformers' Trainer with our data order, schedule, checkpoints and safety."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
@@ -76,7 +74,9 @@ class LMTrainer(Trainer):
         self.recent: deque[float] = deque(maxlen=RECENT)
         super().__init__(**kwargs)
         self.sharded = recipe.training.sharding and self.args.world_size > 1
-        if self.sharded:  # Trainer's word for: the model brings its own placement and gradient reduction, do not wrap it
+        if (
+            self.sharded
+        ):  # Trainer's word for: the model brings its own placement and gradient reduction, do not wrap it
             self.is_distributed_loading_by_transformers = True
 
     def _get_train_sampler(self, *_args: Any) -> SequentialSampler:
@@ -89,13 +89,17 @@ class LMTrainer(Trainer):
             if self.sharded:  # now: the weights of a checkpoint are in, and the optimizer must see the parts
                 sharding.shard(self.model)
             first, second = training.betas
-            self.optimizer = AdamW(optimizer_groups(self.model, training), training.learning_rate, (first, second), training.eps)
+            self.optimizer = AdamW(
+                optimizer_groups(self.model, training), training.learning_rate, (first, second), training.eps
+            )
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         if self.lr_scheduler is None:
             training = self.recipe.training
-            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, lambda step: learning_rate_factor(step, training))
+            self.lr_scheduler = LambdaLR(
+                optimizer or self.optimizer, lambda step: learning_rate_factor(step, training)
+            )
         return self.lr_scheduler
 
     def training_step(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
@@ -105,7 +109,9 @@ class LMTrainer(Trainer):
         if not value < float("inf") or (usual is not None and value > self.recipe.training.explosion * usual):
             path = self.folder / f"bad-batch-step-{self.state.global_step}.json"
             batch = {name: x.tolist() for name, x in inputs.items()}
-            path.write_text(json.dumps({"step": self.state.global_step, "loss": value, "usual": usual, "batch": batch}))
+            path.write_text(
+                json.dumps({"step": self.state.global_step, "loss": value, "usual": usual, "batch": batch})
+            )
             raise BadLossError(
                 f"the loss is {value} at step {self.state.global_step} (before: {usual}); the batch is in {path}. "
                 "Look at that batch, or begin with --init-from CHECKPOINT and a lower training.learning_rate."
@@ -194,4 +200,6 @@ class LMTrainer(Trainer):
                 checkpoints.remove_old(self.folder, self.recipe.training.keep)
         except Exception as error:  # a full disk has many names: each format raises its own
             shutil.rmtree(aside, ignore_errors=True)
-            raise OSError(f"checkpoint {name} could not be written, the one before it is intact: {error}") from error
+            raise OSError(
+                f"checkpoint {name} could not be written, the one before it is intact: {error}"
+            ) from error

@@ -15,9 +15,13 @@ def test_right_kernels_pass(backend):
 
 def test_a_wrong_kernel_is_refused(monkeypatch):
     right = BACKENDS["blocked"]
-    wrong = dataclasses.replace(right, run=lambda *tensors, **settings: right.run(*tensors, **settings) * 1.000001)
+    wrong = dataclasses.replace(
+        right, run=lambda *tensors, **settings: right.run(*tensors, **settings) * 1.000001
+    )
     monkeypatch.setitem(BACKENDS, "blocked", wrong)
-    with pytest.raises(ValueError, match=r"backend 'blocked' is wrong and will not be timed: .*relative error"):
+    with pytest.raises(
+        ValueError, match=r"backend 'blocked' is wrong and will not be timed: .*relative error"
+    ):
         check_backend("blocked")
 
 
@@ -26,4 +30,6 @@ def test_the_sweep_covers_what_it_says():
     assert {case.length for case in cases} >= {128, 1024, 4096, 8192}
     assert {case.hidden for case in cases} == {128, 256, 768, 1024}
     assert {case.threads for case in cases} == {1, 2}
-    assert {(case.batch, case.length) for case in cases if case.parts == ("decode",)} == {(b, t) for b in (1, 8) for t in (256, 1024, 4096)}
+    assert {(case.batch, case.length) for case in cases if case.parts == ("decode",)} == {
+        (b, t) for b in (1, 8) for t in (256, 1024, 4096)
+    }

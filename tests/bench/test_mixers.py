@@ -17,7 +17,20 @@ SMALL = [
 
 def test_a_table_of_mixers(tmp_path, capsys):
     record = tmp_path / "bench.json"
-    words = ["bench", "lm", "--mixer", "G-cg-q-12o", "gla", "softmax", "--rounds", "3", "--seconds", "1", "--json", str(record)]
+    words = [
+        "bench",
+        "lm",
+        "--mixer",
+        "G-cg-q-12o",
+        "gla",
+        "softmax",
+        "--rounds",
+        "3",
+        "--seconds",
+        "1",
+        "--json",
+        str(record),
+    ]
     assert main([*words, *(word for change in SMALL for word in ("--set", change))]) == 0
     printed = capsys.readouterr().out
     rows = json.loads(record.read_text())["results"]
@@ -25,7 +38,9 @@ def test_a_table_of_mixers(tmp_path, capsys):
     assert all(value > 0 for row in rows for key, value in row.items() if key != "mixer")
     assert printed.count("|") >= 4 * len(COLUMNS)
     softmax = rows[-1]
-    assert softmax["profiler_mflops_per_token"] < softmax["forward_mflops_per_token"], "the profiler does not see fused attention"
+    assert softmax["profiler_mflops_per_token"] < softmax["forward_mflops_per_token"], (
+        "the profiler does not see fused attention"
+    )
 
 
 def test_an_unknown_mixer_is_refused_before_anything_runs(capsys):

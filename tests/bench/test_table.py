@@ -25,13 +25,30 @@ def flops_seen(work):
 def test_the_papers_columns_to_the_printed_digits(mixer, capsys):
     assert main(["bench", "table", "--count-only", "--json", "-", "--mixer", mixer]) == 0
     (row,) = json.loads(capsys.readouterr().out)
-    assert row["train_tflops"] == pytest.approx(row["train_mflops_per_token"] * 8 * 1024 / 1e6), "in all, of the paper's batch"
+    assert row["train_tflops"] == pytest.approx(row["train_mflops_per_token"] * 8 * 1024 / 1e6), (
+        "in all, of the paper's batch"
+    )
     found = (round(row["fwd_mflops_per_token"], 2), round(row["train_mflops_per_token"], 2))
     assert found == PAPER[mixer] == (row["paper_fwd_mflops_per_token"], row["paper_train_mflops_per_token"])
 
 
 def test_counted_truly_softmax_costs_more_than_hyperglu(capsys):
-    assert main(["bench", "table", "--count-only", "--json", "-", "--mixer", "softmax", "softmax-naive", "G-cg-q-12o"]) == 0
+    assert (
+        main(
+            [
+                "bench",
+                "table",
+                "--count-only",
+                "--json",
+                "-",
+                "--mixer",
+                "softmax",
+                "softmax-naive",
+                "G-cg-q-12o",
+            ]
+        )
+        == 0
+    )
     softmax, naive, ours = (row["true_fwd_mflops_per_token"] for row in json.loads(capsys.readouterr().out))
     assert softmax == naive > ours
 
@@ -55,7 +72,15 @@ def test_a_plain_form_in_row_blocks_is_counted_as_written_out():
     n, rank, qk = config.num_heads, config.rank, config.qk_width
     x = torch.randn(LENGTH, HIDDEN)
     k, v = torch.randn(2 * n, LENGTH, config.qk_dim), torch.randn(n, LENGTH, config.vo_dim)
-    wide = {"q": qk, "k": qk, "v": HIDDEN, "gate_q": qk, "gate_o": HIDDEN, "gate_1": 2 * n * rank, "gate_2": n * rank}
+    wide = {
+        "q": qk,
+        "k": qk,
+        "v": HIDDEN,
+        "gate_q": qk,
+        "gate_o": HIDDEN,
+        "gate_1": 2 * n * rank,
+        "gate_2": n * rank,
+    }
     weights = {name: torch.randn(HIDDEN, width) for name, width in wide.items()}
     mixes = {heads: [torch.randn(heads, LENGTH, rank) for _ in range(2)] for heads in (n, 2 * n)}
 
@@ -77,13 +102,19 @@ def test_a_plain_form_in_row_blocks_is_counted_as_written_out():
             a = F.softplus(h[n:]) * F.relu(h[:n])
             a = mix(a, heads(made["gate_2"], n)[:, rows], mask)
             out.append(torch.bmm(a, v[:, :seen]) * h[:n].norm(dim=-1, keepdim=True))
-        return (torch.cat(out, 1).transpose(0, 1).reshape(LENGTH, HIDDEN) * made["gate_o"]) @ weights["gate_o"]
+        return (torch.cat(out, 1).transpose(0, 1).reshape(LENGTH, HIDDEN) * made["gate_o"]) @ weights[
+            "gate_o"
+        ]
 
     assert flops_seen(work) == pytest.approx(LENGTH * mixer_count(config, LENGTH).forward, rel=1e-12)
 
 
 def test_the_body_is_counted_as_a_plain_one():
-    x, up, down = torch.randn(LENGTH, HIDDEN), torch.randn(HIDDEN, 4 * HIDDEN), torch.randn(4 * HIDDEN, HIDDEN)
+    x, up, down = (
+        torch.randn(LENGTH, HIDDEN),
+        torch.randn(HIDDEN, 4 * HIDDEN),
+        torch.randn(4 * HIDDEN, HIDDEN),
+    )
 
     def work():
         y = x + torch.zeros(1, HIDDEN)  # positions
@@ -101,7 +132,21 @@ def test_other_mixers_are_profiled():
 
 def test_the_timed_table_and_its_record(tmp_path, capsys):
     record = tmp_path / "table.json"
-    small = ["--hidden", "32", "--layers", "1", "--length", "32", "--rounds", "3", "--device", "cpu", "--mixer", "softmax", "G-cg-q-12o"]
+    small = [
+        "--hidden",
+        "32",
+        "--layers",
+        "1",
+        "--length",
+        "32",
+        "--rounds",
+        "3",
+        "--device",
+        "cpu",
+        "--mixer",
+        "softmax",
+        "G-cg-q-12o",
+    ]
     assert main(["bench", "table", *small, "--json", str(record)]) == 0
     assert "| G-cg-q-12o |" in capsys.readouterr().out
     written = json.loads(record.read_text())
@@ -114,7 +159,15 @@ def test_the_timed_table_and_its_record(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "wrong", [["--mixer", "nothing"], ["--json", "-"], ["--batch", "0"], ["--hidden", "-5"], ["--layers", "0"], ["--rounds", "1"]]
+    "wrong",
+    [
+        ["--mixer", "nothing"],
+        ["--json", "-"],
+        ["--batch", "0"],
+        ["--hidden", "-5"],
+        ["--layers", "0"],
+        ["--rounds", "1"],
+    ],
 )
 def test_nonsense_is_refused(wrong, capsys):
     assert main(["bench", "table", *wrong]) == 2

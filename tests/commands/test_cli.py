@@ -11,7 +11,11 @@ from hypermlp.reporting.records import read_record
 
 
 def test_help_of_everything_fits_a_screen_and_shows_an_example(capsys):
-    for words, shown in (([], COMMANDS), (["--help"], COMMANDS), (["bench", "--help"], ["bench op", "bench lm"])):
+    for words, shown in (
+        ([], COMMANDS),
+        (["--help"], COMMANDS),
+        (["bench", "--help"], ["bench op", "bench lm"]),
+    ):
         assert main(words) == 0
         overview = capsys.readouterr().out
         assert all(name in overview for name in shown)
@@ -32,7 +36,9 @@ def test_an_unknown_command_fails(capsys):
 
 
 def test_info_as_a_program():
-    done = subprocess.run([sys.executable, "-m", "hypermlp", "info", "--json"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "hypermlp", "info", "--json"], capture_output=True, text=True, check=True
+    )
     facts = json.loads(done.stdout)
     assert facts["backends"]["reference"] == "available"
     assert facts["auto"] in facts["backends"]
@@ -47,7 +53,20 @@ def test_info_for_people(capsys):
 
 def test_bench_op_writes_a_table_and_a_record(tmp_path, capsys):
     path = tmp_path / "bench.json"
-    small = ["--batch", "1", "--length", "32", "--hidden", "32", "--softmax-heads", "2", "--rounds", "3", "--json", str(path)]
+    small = [
+        "--batch",
+        "1",
+        "--length",
+        "32",
+        "--hidden",
+        "32",
+        "--softmax-heads",
+        "2",
+        "--rounds",
+        "3",
+        "--json",
+        str(path),
+    ]
     assert main(["bench", "op", *small, "--backend", "blocked"]) == 0
     out = capsys.readouterr().out
     rows = read_record(path, "bench-op")["results"]

@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from hypermlp import Mixer, MixerConfig
-from hypermlp.costs.mixer import core_flops, flops_table, forward_flops, parameter_count, parameter_table, state_bytes
+from hypermlp.costs.mixer import (
+    core_flops,
+    flops_table,
+    forward_flops,
+    parameter_count,
+    parameter_table,
+    state_bytes,
+)
 from hypermlp.label import PAPER_ROWS
 
 # Parameters per mixer layer at width 128 and 128 slots, and at width 768 and 1024 slots.
@@ -77,7 +84,9 @@ def test_flops_are_the_sum_over_steps(label):
     steps = [forward_flops(config, 1, t) for t in range(1, 33)]
     assert forward_flops(config, 32) == sum(steps)
     assert forward_flops(config, 10, 32) == sum(steps[22:])
-    assert core_flops(config, 32) == sum(flops_table(config, 32)[part] for part in ("scores", "mix1", "mix2", "readout"))
+    assert core_flops(config, 32) == sum(
+        flops_table(config, 32)[part] for part in ("scores", "mix1", "mix2", "readout")
+    )
 
 
 def test_projection_flops_are_those_of_the_matrix_products():

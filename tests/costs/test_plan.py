@@ -34,7 +34,12 @@ def test_parameters_are_the_models(changes):
 
 
 LONG = ["data.context=2048", "training.micro_batch=1"]
-FURTHER = [["training.precision=bfloat16"], ["training.gradient_checkpointing=true"], LONG, [*LONG, "model.mixer=R-cg-q-12o"]]
+FURTHER = [
+    ["training.precision=bfloat16"],
+    ["training.gradient_checkpointing=true"],
+    LONG,
+    [*LONG, "model.mixer=R-cg-q-12o"],
+]
 
 
 @pytest.mark.parametrize("changes", [*FORMS, *FURTHER], ids=str)
@@ -65,7 +70,11 @@ def test_flops_outside_the_core_are_those_of_the_products():
     length = 64
     model(input_ids=model.dummy_inputs["input_ids"].new_zeros(1, length), use_cache=False)
     parts = model_flops_table(config, length)
-    outside = {part: flops for part, flops in parts.items() if part.removeprefix("mixer: ") not in (*CORE_PARTS, "conv")}
+    outside = {
+        part: flops
+        for part, flops in parts.items()
+        if part.removeprefix("mixer: ") not in (*CORE_PARTS, "conv")
+    }
     assert sum(outside.values()) == seen
 
 
@@ -89,7 +98,9 @@ def test_sharding_divides_the_state_and_more_gpus_the_arithmetic(plan):
 
 def test_what_limits(plan):
     assert plan().limit.startswith("arithmetic")
-    assert plan("training.micro_batch=8", count=2, nodes=2).limit.startswith("communication"), "a small model, and a network"
+    assert plan("training.micro_batch=8", count=2, nodes=2).limit.startswith("communication"), (
+        "a small model, and a network"
+    )
     huge = ["model.hidden_size=16384", "model.num_hidden_layers=16", "training.gradient_checkpointing=true"]
     assert plan(*huge).limit.startswith("memory")
 
@@ -134,7 +145,10 @@ def test_a_model_can_be_planned_without_a_recipe(tmp_path, capsys):
 def test_the_micro_batch_comes_out_even_on_many_gpus(capsys):
     assert even(load_recipe("lm-1.3b"), 64).training.micro_batch == 2, "128 sequences"
     assert main(["plan", "demo", "--count", "8", "--nodes", "2"]) == 0
-    assert "8 GPUs x 1 micro-batch x 2 sequences of 256; 16, as in the recipe, do not come out even" in capsys.readouterr().out
+    assert (
+        "8 GPUs x 1 micro-batch x 2 sequences of 256; 16, as in the recipe, do not come out even"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_model_of_another_kind_is_refused(tmp_path, capsys):
@@ -148,13 +162,22 @@ def test_a_model_of_another_kind_is_refused(tmp_path, capsys):
     ("words", "said"),
     [
         (["flops", "demo", "--vocab", "-3"], "--vocab is -3"),
-        (["flops", "demo", "--set", "data.tokenizer=somebody/tokenizer"], "how many tokens 'somebody/tokenizer' has is not known"),
+        (
+            ["flops", "demo", "--set", "data.tokenizer=somebody/tokenizer"],
+            "how many tokens 'somebody/tokenizer' has is not known",
+        ),
         (["plan", "demo", "--set", "model.num_hidden_layers=-1"], "num_hidden_layers is -1"),
         (["plan", "demo", "--set", "model.hidden_size=1e3"], "hidden_size is '1e3'"),
-        (["plan", "demo", "--set", "model.vocab_size=100"], "model.vocab_size is 100; it must be at least the tokenizer's 257"),
+        (
+            ["plan", "demo", "--set", "model.vocab_size=100"],
+            "model.vocab_size is 100; it must be at least the tokenizer's 257",
+        ),
         (["plan", "lm-340m", "--count", "0"], "--count"),
         (["plan", "lm-340m", "--count", "3"], "training.batch_tokens is 524288; it must be a multiple of"),
-        (["plan", "lm-340m", "--count", "8", "--nodes", "3"], "--nodes is 3; it must be a divisor of --count = 8"),
+        (
+            ["plan", "lm-340m", "--count", "8", "--nodes", "3"],
+            "--nodes is 3; it must be a divisor of --count = 8",
+        ),
         (["flops", "demo", "--length", "100000"], "--length is 100000"),
         (["flops", "nothing"], "nothing"),
         (["flops", "tests"], "tests has no model"),

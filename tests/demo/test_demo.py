@@ -19,7 +19,9 @@ def test_the_exit_code_means_it(monkeypatch, capsys, holds, code):
 
 def test_all_models_train_on_the_same_batches_in_turns(monkeypatch):
     seen = []
-    monkeypatch.setattr(recall.Racer, "train", lambda self, inputs, targets: seen.append((self.label, inputs, targets)))
+    monkeypatch.setattr(
+        recall.Racer, "train", lambda self, inputs, targets: seen.append((self.label, inputs, targets))
+    )
     field = recall.racers(0)
     assert len(list(recall.race(field, 0, most_steps=3))) == 3
     assert [label for label, *_ in seen] == ["G-cg-q-12o", "S-p", "S"] * 3
@@ -54,6 +56,8 @@ def recipe_of_demo(tmp_path):
     from hypermlp.train.recipe import load_recipe
     from hypermlp.train.run import build_model
 
-    recipe = load_recipe("demo", [f"data.cache={tmp_path}", "data.limit=100000", "model.initializer_range=0.2"])
+    recipe = load_recipe(
+        "demo", [f"data.cache={tmp_path}", "data.limit=100000", "model.initializer_range=0.2"]
+    )
     prepared = prepare(recipe.data)
     return build_model(recipe, prepared, None).eval(), prepared.tokenizer

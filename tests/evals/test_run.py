@@ -27,10 +27,18 @@ def checkpoints(tmp_path_factory):
     torch.manual_seed(0)
     tokenizer = build_tokenizer("bytes", [])
     end = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": tokenizer.eos_token_id}
-    ours = {"hidden_size": 32, "num_hidden_layers": 1, "max_position_embeddings": CONTEXT, "vocab_size": len(tokenizer), **end}
+    ours = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "max_position_embeddings": CONTEXT,
+        "vocab_size": len(tokenizer),
+        **end,
+    }
     models = {
         "ours": HyperMLPForCausalLM(HyperMLPConfig(mixer="G-cg-q-12o", **ours)),
-        "gpt2": GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_positions=CONTEXT, n_embd=32, n_layer=1, n_head=2, **end)),
+        "gpt2": GPT2LMHeadModel(
+            GPT2Config(vocab_size=len(tokenizer), n_positions=CONTEXT, n_embd=32, n_layer=1, n_head=2, **end)
+        ),
     }
     folder = tmp_path_factory.mktemp("checkpoints")
     for name, model in models.items():
@@ -127,7 +135,9 @@ def test_ruler_where_the_context_has_room():
     titles = [column.title for column in suites.columns("local", context=9000, vocab_size=50_000)]
     assert "niah_single_1, 8192 tokens" in titles
     assert "vt, 8192 tokens" in titles
-    assert "vt, 8192 tokens" not in [column.title for column in suites.columns("local", context=9000, vocab_size=257)]
+    assert "vt, 8192 tokens" not in [
+        column.title for column in suites.columns("local", context=9000, vocab_size=257)
+    ]
 
 
 NONSENSE = ["", "tests", "x --batch 0", "x --limit -1", "x --json .", "x --json -", "x --device nonsense"]
@@ -157,14 +167,23 @@ def damaged(folder, what):
     torch.manual_seed(0)
     tokenizer = build_tokenizer("bytes", [])
     size = 100 if what == "tokenizer" else len(tokenizer)
-    config = HyperMLPConfig(hidden_size=32, num_hidden_layers=1, max_position_embeddings=32 if what == "context" else 128, vocab_size=size)
+    config = HyperMLPConfig(
+        hidden_size=32,
+        num_hidden_layers=1,
+        max_position_embeddings=32 if what == "context" else 128,
+        vocab_size=size,
+    )
     model = HyperMLPForCausalLM(config)
     if what == "numbers":
         torch.nn.init.constant_(model.model.layers[0].mixer.v_proj.weight, torch.nan)
     model.save_pretrained(folder)
     weights = folder / "model.safetensors"
     if what == "tensor":
-        save_file({name: x for name, x in load_file(weights).items() if "v_proj" not in name}, weights, metadata={"format": "pt"})
+        save_file(
+            {name: x for name, x in load_file(weights).items() if "v_proj" not in name},
+            weights,
+            metadata={"format": "pt"},
+        )
     if what == "file":
         weights.write_bytes(weights.read_bytes()[:100])
     if what != "no tokenizer":
@@ -201,8 +220,19 @@ def test_a_failure_keeps_what_went_before(checkpoints, tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [["-m", "lm_eval"], ["-m", "hypermlp.evals.harness"]])
 def test_the_harness_own_program_knows_the_model(checkpoints, program):
-    words = ["--model", "hypermlp", "--model_args", f"pretrained={checkpoints / 'ours'}", "--tasks", str(suites.TASKS), "--limit", "4"]
-    done = subprocess.run([sys.executable, *program, *words, "--device", "cpu"], capture_output=True, text=True, check=False)
+    words = [
+        "--model",
+        "hypermlp",
+        "--model_args",
+        f"pretrained={checkpoints / 'ours'}",
+        "--tasks",
+        str(suites.TASKS),
+        "--limit",
+        "4",
+    ]
+    done = subprocess.run(
+        [sys.executable, *program, *words, "--device", "cpu"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "hypermlp_recall" in done.stdout
 
@@ -210,7 +240,15 @@ def test_the_harness_own_program_knows_the_model(checkpoints, program):
 @pytest.mark.slow
 def test_ruler_generates_the_same_in_any_batch(tmp_path):
     tokenizer = build_tokenizer("bytes", [])
-    config = HyperMLPConfig(mixer="S-p", hidden_size=32, num_hidden_layers=1, max_position_embeddings=4096, vocab_size=len(tokenizer))
+    config = HyperMLPConfig(
+        mixer="S-p",
+        hidden_size=32,
+        num_hidden_layers=1,
+        max_position_embeddings=4096,
+        vocab_size=len(tokenizer),
+    )
     HyperMLPForCausalLM(config).save_pretrained(tmp_path)
     save_tokenizer(tokenizer, tmp_path)
-    assert scores(tmp_path, batch_size=1, limit=3) == pytest.approx(scores(tmp_path, batch_size=3, limit=3), rel=1e-6)
+    assert scores(tmp_path, batch_size=1, limit=3) == pytest.approx(
+        scores(tmp_path, batch_size=3, limit=3), rel=1e-6
+    )

@@ -22,7 +22,11 @@ def layer(request):
 
 @pytest.fixture(params=["whole", "padded", "packed"])
 def starts(request):
-    return {"whole": None, "padded": torch.tensor([0, 4]), "packed": torch.tensor([[0] * 5 + [5] * 6, [0] * 2 + [2] * 9])}[request.param]
+    return {
+        "whole": None,
+        "padded": torch.tensor([0, 4]),
+        "packed": torch.tensor([[0] * 5 + [5] * 6, [0] * 2 + [2] * 9]),
+    }[request.param]
 
 
 def test_contributions_are_the_output(layer, starts):
@@ -30,7 +34,9 @@ def test_contributions_are_the_output(layer, starts):
     seen, out = capture(layer, x, starts=starts), layer(x, starts=starts)
     for batch in range(2):
         for t in range(T):
-            torch.testing.assert_close(seen.contributions(t, batch).sum((0, 1)), out[batch, t], atol=1e-10, rtol=0)
+            torch.testing.assert_close(
+                seen.contributions(t, batch).sum((0, 1)), out[batch, t], atol=1e-10, rtol=0
+            )
 
 
 def test_what_is_more_than_its_weights_is_refused():
@@ -81,7 +87,11 @@ def test_what_is_active_and_the_norm():
 
 def test_a_model_and_no_trace_left_in_it():
     config = HyperMLPConfig(
-        mixer=["G-cg-q-12o", "gla", "R-cg-q-12o"], hidden_size=16, num_hidden_layers=3, max_position_embeddings=32, vocab_size=50
+        mixer=["G-cg-q-12o", "gla", "R-cg-q-12o"],
+        hidden_size=16,
+        num_hidden_layers=3,
+        max_position_embeddings=32,
+        vocab_size=50,
     )
     model = HyperMLPForCausalLM(config).eval()
     tokens = torch.randint(50, (1, 20))

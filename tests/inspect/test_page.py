@@ -26,7 +26,12 @@ def build(folder, mixer, **settings):
     torch.manual_seed(0)
     tokenizer = build_tokenizer("bytes", [])
     config = HyperMLPConfig(
-        mixer=mixer, hidden_size=32, num_hidden_layers=len(mixer), max_position_embeddings=64, vocab_size=len(tokenizer), **settings
+        mixer=mixer,
+        hidden_size=32,
+        num_hidden_layers=len(mixer),
+        max_position_embeddings=64,
+        vocab_size=len(tokenizer),
+        **settings,
     )
     model = HyperMLPForCausalLM(config).eval()
     randomise_(model)
@@ -161,7 +166,10 @@ def test_what_the_page_holds(checkpoint):
     rows, columns = torch.tril_indices(COUNT, COUNT)
     for index, head in enumerate(heads):
         for offset, values in ((0, head.activation), (1, head.contribution)):
-            begin, peaks = (2 * index + offset) * triangle, torch.tensor(described["peaks"][2 * index + offset])
+            begin, peaks = (
+                (2 * index + offset) * triangle,
+                torch.tensor(described["peaks"][2 * index + offset]),
+            )
             kept = (torch.tensor(list(maps[begin : begin + triangle])) / 255).square() * peaks[rows]
             assert ((kept - values[rows, columns]).abs() <= 0.005 * values.amax(1)[rows]).all()
         on = torch.tensor(list(maps[2 * index * triangle : (2 * index + 1) * triangle])) > 0
@@ -176,7 +184,16 @@ def test_what_the_page_holds(checkpoint):
 
 def test_figures(tmp_path, capsys):
     build(tmp_path / "model", ["G-cg-q-12o"])
-    ask = ["inspect", str(tmp_path / "model"), "--prompt", PROMPT, "--tokens", "12", "--out", str(tmp_path / "page.html")]
+    ask = [
+        "inspect",
+        str(tmp_path / "model"),
+        "--prompt",
+        PROMPT,
+        "--tokens",
+        "12",
+        "--out",
+        str(tmp_path / "page.html"),
+    ]
     assert main([*ask, "--figures", str(tmp_path / "figures")]) == 0
     assert "page.html: 1 layers, 12 tokens" in capsys.readouterr().out
     names = {"memory", "activation", "contribution", "growth", "kernels", "mix", "gates", "routing"}
@@ -196,7 +213,9 @@ def test_the_conceptual_figures_in_the_docs_are_what_the_code_draws(tmp_path):
     docs = figures.Path(__file__).parents[2] / "docs" / "figures"
     for path in concepts.draw_all(tmp_path):
         if path.suffix == ".svg":
-            assert path.read_text() == (docs / path.name).read_text(), f"run python -m hypermlp.inspect.concepts docs/figures ({path.name})"
+            assert path.read_text() == (docs / path.name).read_text(), (
+                f"run python -m hypermlp.inspect.concepts docs/figures ({path.name})"
+            )
 
 
 def test_a_tap_shows_a_value(page, chromium):

@@ -87,6 +87,8 @@ for name in sys.argv[1:] or cases:
 @pytest.mark.slow
 def test_kernels_equal_our_forms():
     environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("equal") == 6

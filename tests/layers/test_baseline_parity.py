@@ -126,7 +126,11 @@ def test_deltanet(qkv):
         return turned(first(delta_rule_recurrence(q, k, v, beta)))
 
     assert_same(
-        lambda q, k, v, beta: delta_rule(q * SCALE, F.normalize(k, dim=-1), v, beta, torch.zeros_like(beta))[0], theirs, [*qkv, beta]
+        lambda q, k, v, beta: delta_rule(q * SCALE, F.normalize(k, dim=-1), v, beta, torch.zeros_like(beta))[
+            0
+        ],
+        theirs,
+        [*qkv, beta],
     )
 
 
@@ -137,7 +141,9 @@ def test_gated_deltanet(qkv, strength):
     beta = torch.rand(B, T, H, 1, generator=torch.Generator().manual_seed(4)).requires_grad_()
     assert_same(
         lambda q, k, v, beta, g: delta_rule(q * SCALE, F.normalize(k, dim=-1), v, beta, g)[0],
-        lambda q, k, v, beta, g: first(naive_recurrent_gated_delta_rule(q, F.normalize(k, dim=-1), v, beta[..., 0], g[..., 0])),
+        lambda q, k, v, beta, g: first(
+            naive_recurrent_gated_delta_rule(q, F.normalize(k, dim=-1), v, beta[..., 0], g[..., 0])
+        ),
         [*qkv, beta, decay(B, T, H, 1, strength=strength)],
     )
 
@@ -148,7 +154,9 @@ def test_rwkv7(qkv, strength):
 
     removed = F.normalize(normal(B, T, H, K, seed=5).detach(), dim=-1)
     a, b = (-removed).requires_grad_(), (removed * 0.7).requires_grad_()
-    log_decay = (-strength * torch.rand(B, T, H, K, generator=torch.Generator().manual_seed(6))).requires_grad_()
+    log_decay = (
+        -strength * torch.rand(B, T, H, K, generator=torch.Generator().manual_seed(6))
+    ).requires_grad_()
     assert_same(
         lambda q, *others: diagonal_plus_rank_one(q * SCALE, *others)[0],
         lambda *inputs: turned(first(dplr_recurrence(*map(turned, inputs)))),
@@ -170,13 +178,17 @@ def test_path():
 
     assert_same(
         ours,
-        lambda q, k, v, w, beta: first(naive_path_attn(q, k, v, w, beta[..., 0], torch.zeros(B, T, H), SCALE)),
+        lambda q, k, v, w, beta: first(
+            naive_path_attn(q, k, v, w, beta[..., 0], torch.zeros(B, T, H), SCALE)
+        ),
         [q, k, v, w, beta],
     )
 
 
 def test_softmax(qkv):
-    layers = [build_mixer(name, hidden_size=32, max_length=T, num_heads=2) for name in ("softmax", "softmax-naive")]
+    layers = [
+        build_mixer(name, hidden_size=32, max_length=T, num_heads=2) for name in ("softmax", "softmax-naive")
+    ]
     layers[1].load_state_dict(randomise_(layers[0]).state_dict())
     x = normal(B, T, 32, seed=0)
     assert_same(layers[0], layers[1], [x])
@@ -187,7 +199,9 @@ def test_mamba():
     from transformers.models.mamba.modeling_mamba import MambaMixer
 
     ours = randomise_(build_mixer("mamba", hidden_size=32, max_length=T))
-    theirs = MambaMixer(MambaConfig(hidden_size=32, state_size=16, time_step_rank=2, use_mambapy=False), layer_idx=0)
+    theirs = MambaMixer(
+        MambaConfig(hidden_size=32, state_size=16, time_step_rank=2, use_mambapy=False), layer_idx=0
+    )
     theirs.load_state_dict(
         {
             "A_log": ours.log_rate,
@@ -211,19 +225,31 @@ def test_selective_scan_gradients():
     inputs = [torch.rand(shape, dtype=torch.float64).requires_grad_() for shape in shapes]
     begins = torch.tensor([[False] * 5, [False, False, True, False, False]])
     assert torch.autograd.gradcheck(lambda *args: selective_scan(*args, begins), inputs)
-    assert torch.autograd.gradcheck(scan, [inputs[0], inputs[1], torch.rand(B, 3, dtype=torch.float64).requires_grad_()])
+    assert torch.autograd.gradcheck(
+        scan, [inputs[0], inputs[1], torch.rand(B, 3, dtype=torch.float64).requires_grad_()]
+    )
 
 
 def test_diff():
     from transformers import DiffLlamaConfig
     from transformers.models.diffllama.modeling_diffllama import DiffLlamaAttention, DiffLlamaRotaryEmbedding
 
-    config = DiffLlamaConfig(hidden_size=64, num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=T, attention_bias=False)
+    config = DiffLlamaConfig(
+        hidden_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=T,
+        attention_bias=False,
+    )
     config._attn_implementation = "eager"
     theirs = DiffLlamaAttention(config, layer_idx=1)
-    ours = randomise_(build_mixer("diff", hidden_size=64, max_length=T, num_heads=2, lambda_init=theirs.lambda_init))
+    ours = randomise_(
+        build_mixer("diff", hidden_size=64, max_length=T, num_heads=2, lambda_init=theirs.lambda_init)
+    )
     names = ("q_proj", "k_proj", "v_proj")
-    weights = {f"{name}.weight": part for name, part in zip(names, ours.qkv_proj.weight.chunk(3), strict=True)}
+    weights = {
+        f"{name}.weight": part for name, part in zip(names, ours.qkv_proj.weight.chunk(3), strict=True)
+    }
     lambdas = {f"lambda_{side}{i + 1}": getattr(ours, f"lambda_{side}")[i] for side in "qk" for i in range(2)}
     theirs.load_state_dict(weights | lambdas | {"o_proj.weight": ours.o_proj.weight})
     positions = torch.arange(T)[None]

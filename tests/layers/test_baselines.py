@@ -26,7 +26,9 @@ def inputs(length: int = LENGTH, batch: int = 2) -> torch.Tensor:
     return torch.randn(batch, length, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-def run(layer: Baseline, x: torch.Tensor, sizes: list[int], starts: torch.Tensor | None = None) -> torch.Tensor:
+def run(
+    layer: Baseline, x: torch.Tensor, sizes: list[int], starts: torch.Tensor | None = None
+) -> torch.Tensor:
     state = layer.new_state(batch_size=x.shape[0])
     outs = []
     for chunk in x.split(sizes, dim=1):
@@ -34,7 +36,9 @@ def run(layer: Baseline, x: torch.Tensor, sizes: list[int], starts: torch.Tensor
     return torch.cat(outs, dim=1)
 
 
-@pytest.mark.parametrize("sizes", [[LENGTH], [1] * LENGTH, [16, 67], [5, 64, 1, 13]], ids=["at once", "one by one", "two", "odd"])
+@pytest.mark.parametrize(
+    "sizes", [[LENGTH], [1] * LENGTH, [16, 67], [5, 64, 1, 13]], ids=["at once", "one by one", "two", "odd"]
+)
 @pytest.mark.parametrize("name", BASELINES)
 def test_prefill_and_decode_are_the_forward_pass(name, sizes):
     layer, x = make(name), inputs()
@@ -65,7 +69,12 @@ def test_left_padding_changes_nothing_and_has_no_gradient(name):
     (gradient,) = torch.autograd.grad(out.sum(), batch)
     assert not gradient[0, :5].any()
     with torch.no_grad():
-        assert_close(run(layer, batch, [3, 17, 22], torch.tensor([5, 0])), out, tolerance=1e-10, what="padding over two chunks")
+        assert_close(
+            run(layer, batch, [3, 17, 22], torch.tensor([5, 0])),
+            out,
+            tolerance=1e-10,
+            what="padding over two chunks",
+        )
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -80,7 +89,9 @@ def test_packed_documents_are_each_alone(name):
     state, outs = layer.new_state(batch_size=2), []
     with torch.no_grad():
         for first, chunk in ((0, 5), (5, 11), (16, 19), (35, LENGTH - 35)):
-            outs.append(layer(x[:, first : first + chunk], state=state, starts=starts[:, first : first + chunk]))
+            outs.append(
+                layer(x[:, first : first + chunk], state=state, starts=starts[:, first : first + chunk])
+            )
     assert_close(torch.cat(outs, dim=1), alone, tolerance=1e-10, what="in chunks")
 
 

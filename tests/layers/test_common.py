@@ -17,11 +17,20 @@ def torch_conv(x, weight):
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 9])
 @pytest.mark.parametrize("kernel", [1, 4])
 def test_convolution_equals_pytorchs(length, kernel, backend):
-    x, w1, w2 = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((2, length, 5), (5, kernel), (5, kernel)))
+    x, w1, w2 = (
+        torch.randn(*s, dtype=torch.float64, requires_grad=True)
+        for s in ((2, length, 5), (5, kernel), (5, kernel))
+    )
     for actual, weight in zip(causal_conv_pair(x, w1, w2, length, backend=backend), (w1, w2), strict=True):
         expected = torch_conv(x, weight)
         assert_close(actual, expected, tolerance=1e-12)
-        for a, e in zip(*(torch.autograd.grad(y.square().sum(), [x, weight], retain_graph=True) for y in (actual, expected)), strict=True):
+        for a, e in zip(
+            *(
+                torch.autograd.grad(y.square().sum(), [x, weight], retain_graph=True)
+                for y in (actual, expected)
+            ),
+            strict=True,
+        ):
             assert_close(a, e, tolerance=1e-12)
 
 
@@ -29,7 +38,9 @@ def test_convolution_equals_pytorchs(length, kernel, backend):
 def test_earlier_positions_are_seen(past, backend):
     x, w1, w2 = (torch.randn(*s, dtype=torch.float64) for s in ((2, 9, 5), (5, 4), (5, 4)))
     full = causal_conv_pair(x, w1, w2, 9, backend=backend)
-    for part, whole in zip(causal_conv_pair(x[:, 4 - min(past, 4) :], w1, w2, 5, backend=backend), full, strict=True):
+    for part, whole in zip(
+        causal_conv_pair(x[:, 4 - min(past, 4) :], w1, w2, 5, backend=backend), full, strict=True
+    ):
         if past >= 3:
             assert_close(part, whole[:, 4:], tolerance=1e-12)
         assert_close(part[:, 3 - min(past, 3) :], whole[:, 4 + 3 - min(past, 3) :], tolerance=1e-12)
@@ -37,8 +48,12 @@ def test_earlier_positions_are_seen(past, backend):
 
 @pytest.mark.parametrize("reach", [None, torch.tensor([[1, 2, 3, 1, 2], [0, 0, 1, 2, 3]])])
 def test_gradcheck_and_opcheck(reach, backend):
-    x, w1, w2 = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((2, 7, 2), (2, 4), (2, 4)))
-    assert torch.autograd.gradcheck(lambda x, w1, w2: causal_conv_pair(x, w1, w2, 5, reach, backend=backend), (x, w1, w2))
+    x, w1, w2 = (
+        torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((2, 7, 2), (2, 4), (2, 4))
+    )
+    assert torch.autograd.gradcheck(
+        lambda x, w1, w2: causal_conv_pair(x, w1, w2, 5, reach, backend=backend), (x, w1, w2)
+    )
     name = "native_conv_pair" if backend == "native" else "conv_pair"
     checks = torch.library.opcheck(getattr(torch.ops.hypermlp, name).default, (x, w1, w2, 5, reach))
     assert set(checks.values()) == {"SUCCESS"}
@@ -61,12 +76,16 @@ def test_rotation_keeps_length_and_depends_on_distance_alone():
     assert abs(score(7, 3) - score(7, 4)) > 1e-3
     assert_close(rotate(q, torch.tensor([[9]]), 1e4).norm(), q.norm(), tolerance=1e-12)
     assert_close(rotate(q, torch.tensor([[0]]), 1e4), q, tolerance=0)
-    expected = q[..., 0] * torch.cos(torch.tensor(5.0, dtype=torch.float64)) - q[..., 4] * torch.sin(torch.tensor(5.0, dtype=torch.float64))
+    expected = q[..., 0] * torch.cos(torch.tensor(5.0, dtype=torch.float64)) - q[..., 4] * torch.sin(
+        torch.tensor(5.0, dtype=torch.float64)
+    )
     assert_close(rotate(q, torch.tensor([[5]]), 1e4)[..., 0], expected, tolerance=1e-12)
 
 
 def test_long_input_in_many_chunks(backend):
-    x, w1, w2 = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((3, 300, 6), (6, 4), (6, 4)))
+    x, w1, w2 = (
+        torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((3, 300, 6), (6, 4), (6, 4))
+    )
     reach = (torch.arange(300) % 90 + 1).expand(3, -1)
     results = []
     for name in (backend, "reference"):

@@ -24,7 +24,9 @@ def build(label, backend="auto", dtype=torch.float64, max_length=LENGTH, **setti
 
 
 def data(batch=2, length=LENGTH, seed=3):
-    return torch.randn(batch, length, HIDDEN, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        batch, length, HIDDEN, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 def with_gradients(layer, x, call):
@@ -60,7 +62,9 @@ def test_backends_agree(label, backend):
 @pytest.mark.parametrize("label", LABELS)
 def test_compiles_whole(label, compiler):
     layer, x = build(label), data()  # the fastest backend; the others: tests/ops/test_library.py
-    compiled = compiler(layer, fullgraph=True, backend="aot_eager")  # traces forward and backward; generates no code
+    compiled = compiler(
+        layer, fullgraph=True, backend="aot_eager"
+    )  # traces forward and backward; generates no code
     assert_all_close(with_gradients(layer, x, compiled), with_gradients(layer, x, layer))
 
 

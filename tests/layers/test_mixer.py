@@ -9,7 +9,10 @@ from hypermlp.testing import assert_close
 
 
 def test_defaults_are_the_papers():
-    for layer, label in ((HyperMLP(64, 32), "R-cg-q-12o"), (HyperGLU(hidden_size=64, max_length=32), "G-cg-q-12o")):
+    for layer, label in (
+        (HyperMLP(64, 32), "R-cg-q-12o"),
+        (HyperGLU(hidden_size=64, max_length=32), "G-cg-q-12o"),
+    ):
         assert layer.config == MixerConfig.from_label(label, hidden_size=64, max_length=32)
         assert (layer.config.num_heads, layer.config.rank, layer.config.qk_width) == (2, 16, 16)
 
@@ -34,17 +37,32 @@ def test_initialisation_is_the_papers():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda layer: layer(torch.zeros(2, 16)), r"x has shape \[2, 16\]; it must be \[batch, positions, 16\]"),
+        (
+            lambda layer: layer(torch.zeros(2, 16)),
+            r"x has shape \[2, 16\]; it must be \[batch, positions, 16\]",
+        ),
         (lambda layer: layer(torch.zeros(2, 3, 8)), "x has shape"),
         (lambda layer: layer(torch.zeros(2, 0, 16)), "none empty"),
-        (lambda layer: layer(torch.zeros(1, 9, 16)), "9 positions, but max_length is 8; build the layer with a larger max_length"),
+        (
+            lambda layer: layer(torch.zeros(1, 9, 16)),
+            "9 positions, but max_length is 8; build the layer with a larger max_length",
+        ),
         (lambda layer: layer(torch.zeros(1, 9, 16), starts=torch.tensor([0])), "see more than 8 positions"),
         (lambda layer: layer(torch.zeros(1, 3, 16), starts=torch.tensor([5])), "beyond its query: got 5"),
         (lambda layer: layer(torch.zeros(1, 3, 16), starts=torch.tensor([[0.0]])), "integer"),
-        (lambda layer: layer(torch.zeros(1, 3, 16), starts=torch.tensor([[0]])), r"must be \[1\] or \[1, 3\]"),
-        (lambda layer: layer(torch.zeros(1, 3, 16, dtype=torch.float64)), "x is torch.float64, the layer torch.float32"),
+        (
+            lambda layer: layer(torch.zeros(1, 3, 16), starts=torch.tensor([[0]])),
+            r"must be \[1\] or \[1, 3\]",
+        ),
+        (
+            lambda layer: layer(torch.zeros(1, 3, 16, dtype=torch.float64)),
+            "x is torch.float64, the layer torch.float32",
+        ),
         (lambda layer: layer(torch.zeros(1, 3, 16, device="meta")), "x is on meta, the layer on cpu"),
-        (lambda layer: layer(torch.zeros(1, 3, 16), state=layer.new_state(2)), "x has batch size 1, the state 2"),
+        (
+            lambda layer: layer(torch.zeros(1, 3, 16), state=layer.new_state(2)),
+            "x has batch size 1, the state 2",
+        ),
         (lambda layer: layer.new_state(0), "batch_size is 0"),
     ],
 )
@@ -67,12 +85,18 @@ def test_a_refused_call_leaves_the_state_alone():
 
 @pytest.mark.parametrize("label", ["G-cg-q-12o", "R-12!", "S-p"])
 def test_compiles_whole(label, compiler):
-    layer, x = build_mixer(label, hidden_size=16, max_length=12, rank=2), torch.randn(2, 10, 16, requires_grad=True)
+    layer, x = (
+        build_mixer(label, hidden_size=16, max_length=12, rank=2),
+        torch.randn(2, 10, 16, requires_grad=True),
+    )
     compiled = compiler(layer, fullgraph=True)
     for starts in (None, torch.tensor([0, 4])):
         eager, fast = layer(x, starts=starts), compiled(x, starts=starts)
         assert_close(fast, eager, tolerance=1e-5)
-        for a, e in zip(*(torch.autograd.grad(y.square().sum(), [x, *layer.parameters()]) for y in (fast, eager)), strict=True):
+        for a, e in zip(
+            *(torch.autograd.grad(y.square().sum(), [x, *layer.parameters()]) for y in (fast, eager)),
+            strict=True,
+        ):
             assert_close(a, e, tolerance=1e-4)
 
 

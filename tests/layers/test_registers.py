@@ -10,7 +10,16 @@ from hypermlp.costs.mixer import forward_flops, parameter_count
 from hypermlp.inspect import capture
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
 from hypermlp.testing import assert_close, randomise_
-from tests.layers.test_contract import HIDDEN, LABELS, LENGTH, TIGHT, assert_all_close, data, in_chunks, with_gradients
+from tests.layers.test_contract import (
+    HIDDEN,
+    LABELS,
+    LENGTH,
+    TIGHT,
+    assert_all_close,
+    data,
+    in_chunks,
+    with_gradients,
+)
 
 COUNT = 3
 
@@ -25,7 +34,9 @@ def build(label, *, max_length=LENGTH, **settings):
 def without_registers(layer):
     """The same weights in a layer that knows of no registers."""
     config = {name: getattr(layer.config, name) for name in layer.config.__dataclass_fields__}
-    plain = Mixer(type(layer.config)(**config | {"max_length": layer.config.num_slots, "num_registers": 0})).double()
+    plain = Mixer(
+        type(layer.config)(**config | {"max_length": layer.config.num_slots, "num_registers": 0})
+    ).double()
     plain.load_state_dict({name: value for name, value in layer.state_dict().items() if name != "registers"})
     return plain
 
@@ -37,11 +48,20 @@ def layer(request):
 
 def test_they_are_rows_before_the_input(layer):
     x, plain = data(), without_registers(layer)
-    actual = dict(zip(("out", "x", *(name for name, _ in layer.named_parameters())), with_gradients(layer, x, layer), strict=True))
+    actual = dict(
+        zip(
+            ("out", "x", *(name for name, _ in layer.named_parameters())),
+            with_gradients(layer, x, layer),
+            strict=True,
+        )
+    )
     registers, x = layer.registers.detach().clone().requires_grad_(), x.requires_grad_()
     out = plain(torch.cat([registers.expand(2, -1, -1), x], dim=1))[:, COUNT:]
     wanted = {"x": x, "registers": registers, **dict(plain.named_parameters())}
-    expected = {"out": out, **dict(zip(wanted, torch.autograd.grad(out, wanted.values(), data(seed=4)), strict=True))}
+    expected = {
+        "out": out,
+        **dict(zip(wanted, torch.autograd.grad(out, wanted.values(), data(seed=4)), strict=True)),
+    }
     for name, value in expected.items():
         assert_close(actual[name], value, tolerance=TIGHT, what=name)
 
@@ -119,7 +139,9 @@ def test_peers_have_none():
 def test_a_short_input_and_more_registers_than_positions():
     layer = build("R-cg-q-12o", num_registers=9, max_length=2)
     x, plain = data(length=1), without_registers(layer)
-    assert_close(layer(x), plain(torch.cat([layer.registers.expand(2, -1, -1), x], dim=1))[:, 9:], tolerance=TIGHT)
+    assert_close(
+        layer(x), plain(torch.cat([layer.registers.expand(2, -1, -1), x], dim=1))[:, 9:], tolerance=TIGHT
+    )
 
 
 def test_they_are_counted():
@@ -148,7 +170,12 @@ def test_how_many(value):
 def model():
     torch.manual_seed(0)
     config = HyperMLPConfig(
-        mixer=["G-cg-q-12o", "S-p"], hidden_size=16, num_hidden_layers=2, max_position_embeddings=32, vocab_size=50, num_registers=COUNT
+        mixer=["G-cg-q-12o", "S-p"],
+        hidden_size=16,
+        num_hidden_layers=2,
+        max_position_embeddings=32,
+        vocab_size=50,
+        num_registers=COUNT,
     )
     return randomise_(HyperMLPForCausalLM(config).eval()).double()
 
@@ -173,6 +200,8 @@ def test_a_model_is_saved_with_them(model, tmp_path):
 
 def test_a_fresh_model_initialises_them():
     torch.manual_seed(1)
-    config = HyperMLPConfig(hidden_size=64, num_hidden_layers=1, max_position_embeddings=32, vocab_size=50, num_registers=50)
+    config = HyperMLPConfig(
+        hidden_size=64, num_hidden_layers=1, max_position_embeddings=32, vocab_size=50, num_registers=50
+    )
     registers = HyperMLPForCausalLM(config).model.layers[0].mixer.registers
     assert 0.018 < registers.std().item() < 0.022

@@ -21,7 +21,9 @@ def test_reorder_and_repeat(label):
     with torch.no_grad():
         layer(x[:, :7], state=state)
         order = torch.tensor([2, 2, 0, 1])
-        assert_close(layer(x[order, 7:12], state=state.reorder(order)), layer(x[order])[:, 7:12], tolerance=TIGHT)
+        assert_close(
+            layer(x[order, 7:12], state=state.reorder(order)), layer(x[order])[:, 7:12], tolerance=TIGHT
+        )
         twice = x[order].repeat_interleave(2, dim=0)
         assert_close(layer(twice[:, 12:13], state=state.repeat(2)), layer(twice)[:, 12:13], tolerance=TIGHT)
     assert state.batch_size == 8
@@ -63,7 +65,9 @@ def test_crop_returns_to_the_starts_of_that_position():
     with torch.no_grad():
         layer(x[:, :9], state=state, starts=starts[:, :9])
         state.crop(4)
-        rest = torch.cat([layer(x[:, 4:5], state=state), layer(x[:, 5:], state=state, starts=starts[:, 5:])], dim=1)
+        rest = torch.cat(
+            [layer(x[:, 4:5], state=state), layer(x[:, 5:], state=state, starts=starts[:, 5:])], dim=1
+        )
         assert_close(rest, layer(x, starts=starts)[:, 4:], tolerance=TIGHT)
 
 
@@ -71,7 +75,11 @@ def test_starts_hold_on_when_none_are_given():
     layer, x, state = setup()
     starts = torch.tensor([0, 4, 9])
     with torch.no_grad():
-        parts = [layer(x[:, :6], state=state, starts=starts), layer(x[:, 6:11], state=state), layer(x[:, 11:], state=state)]
+        parts = [
+            layer(x[:, :6], state=state, starts=starts),
+            layer(x[:, 6:11], state=state),
+            layer(x[:, 11:], state=state),
+        ]
         assert_close(torch.cat(parts, dim=1), layer(x, starts=starts), tolerance=TIGHT)
 
 
@@ -143,7 +151,9 @@ def test_training_through_a_state_with_frozen_keys():
     layer.v_proj.requires_grad_()
     chunks = torch.cat([layer(x[:, i : i + 5], state=state) for i in range(0, 20, 5)], dim=1)
     weights = [layer.q_proj.weight, layer.v_proj.weight]
-    for a, e in zip(*(torch.autograd.grad(y.square().sum(), weights) for y in (chunks, layer(x))), strict=True):
+    for a, e in zip(
+        *(torch.autograd.grad(y.square().sum(), weights) for y in (chunks, layer(x))), strict=True
+    ):
         assert_close(a, e, tolerance=TIGHT)
 
 

@@ -8,7 +8,9 @@ from hypermlp.layers import step
 from hypermlp.ops import native
 from hypermlp.testing import assert_close, randomise_
 
-pytestmark = pytest.mark.skipif(native.unavailable() is not None, reason=f"native is not available: {native.unavailable()}")
+pytestmark = pytest.mark.skipif(
+    native.unavailable() is not None, reason=f"native is not available: {native.unavailable()}"
+)
 
 
 def setup(label="G-cg-q-12o", dtype=torch.float64, **settings):
@@ -22,7 +24,10 @@ def test_chunks_of_any_size(label, starts):
     layer, x, state = setup(label)
     with torch.no_grad():
         full = layer(x, starts=starts)
-        outs = [layer(chunk, state=state, starts=starts) for chunk in x.split([1, 2, 3, 4, 5, 1, 8, 1, 1, 4], dim=1)]
+        outs = [
+            layer(chunk, state=state, starts=starts)
+            for chunk in x.split([1, 2, 3, 4, 5, 1, 8, 1, 1, 4], dim=1)
+        ]
     assert_close(torch.cat(outs, dim=1), full, tolerance=1e-10)
 
 
@@ -64,13 +69,27 @@ def test_opcheck():
         new = x[:, 7:9]
         keys, values = state.caches(new)
         history, past = state.input_cache(new)
-        weights = [part.weight for part in (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj, layer.gates)]
+        weights = [
+            part.weight for part in (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj, layer.gates)
+        ]
         parameters = [p for mix in (layer.mix1, layer.mix2) for p in (mix.diag, mix.left, mix.right)]
         starts = torch.tensor([[0, 0], [3, 3]])
         reach = torch.tensor([[8, 9], [5, 6]])
-        arguments = (new, history, past, layer.k_conv, layer.v_conv, *weights, layer.gates.bias, keys, values, 7)
+        arguments = (
+            new,
+            history,
+            past,
+            layer.k_conv,
+            layer.v_conv,
+            *weights,
+            layer.gates.bias,
+            keys,
+            values,
+            7,
+        )
         checks = torch.library.opcheck(
-            torch.ops.hypermlp.native_step.default, (*arguments, *parameters, starts, reach, "glu", "lag", 1e-12)
+            torch.ops.hypermlp.native_step.default,
+            (*arguments, *parameters, starts, reach, "glu", "lag", 1e-12),
         )
     assert set(checks.values()) == {"SUCCESS"}
 

@@ -12,19 +12,28 @@ from hypermlp.jobs.workers import CellError, Cluster, Local
 from hypermlp.mad.protocol import GRIDS, cells
 from hypermlp.mad.training import work
 
-cluster_utils = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed: pip install 'hypermlp[cluster]'")
+cluster_utils = pytest.importorskip(
+    "ray.cluster_utils", reason="Ray is not installed: pip install 'hypermlp[cluster]'"
+)
 pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "auto"])
 def test_no_cluster_is_said(tmp_path, capsys, address):
-    assert main(["mad", "run", "--mixer", "S-p", "--grid", "smoke", "--out", str(tmp_path), "--cluster", address]) == 2
+    assert (
+        main(
+            ["mad", "run", "--mixer", "S-p", "--grid", "smoke", "--out", str(tmp_path), "--cluster", address]
+        )
+        == 2
+    )
     assert f"no Ray cluster at {address!r}" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
 def address():
-    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster = cluster_utils.Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
     cluster.add_node(num_cpus=1)
     yield cluster.address
     cluster_utils.ray.shutdown()
@@ -40,7 +49,19 @@ def timeless(result):
 
 
 def test_a_comparison_gives_the_records_of_local_processes(address, tmp_path, capsys):
-    words = ["mad", "compare", "S-p", "G-cg-q-12o", "--grid", "smoke", "--task", "compression", "in-context-recall", "--threads", "1"]
+    words = [
+        "mad",
+        "compare",
+        "S-p",
+        "G-cg-q-12o",
+        "--grid",
+        "smoke",
+        "--task",
+        "compression",
+        "in-context-recall",
+        "--threads",
+        "1",
+    ]
     assert main([*words, "--out", str(tmp_path / "near"), "--jobs", "2"]) == 0
     near = capsys.readouterr().out
     assert main([*words, "--out", str(tmp_path / "far"), "--cluster", address]) == 0
@@ -75,7 +96,8 @@ def test_a_killed_worker_loses_no_finished_cell(address, tmp_path):
                 os.kill(pid, signal.SIGKILL)
 
     found = {
-        cell.task: timeless(result) for cell, result in run_cells(work, [short, long], tmp_path, Cluster(address=address), tell=kill_once)
+        cell.task: timeless(result)
+        for cell, result in run_cells(work, [short, long], tmp_path, Cluster(address=address), tell=kill_once)
     }
     assert len(killed) == 1
     assert found[short.task] == timeless(recorded(tmp_path, short))

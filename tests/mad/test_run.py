@@ -28,7 +28,9 @@ def smoke(*tasks, mixer="R-cg-q-12o"):
 
 def results(wanted, folder, **where):
     told = []
-    found = list(run_cells(work, wanted, folder, Local(**where), tell=lambda cell, progress: told.append(progress)))
+    found = list(
+        run_cells(work, wanted, folder, Local(**where), tell=lambda cell, progress: told.append(progress))
+    )
     return found, told
 
 
@@ -62,8 +64,34 @@ def test_any_difference_is_another_cell(tmp_path, change):
 
 
 def test_cells_can_be_changed(tmp_path, capsys):
-    words = ["--set", "num_train=32", "--set", "width=16", "--set", "learning_rate=5e-4", "--schedule", "cosine"]
-    assert main(["mad", "run", "--mixer", "S-p", "--grid", "smoke", "--task", "compression", "--out", str(tmp_path), *words]) == 0
+    words = [
+        "--set",
+        "num_train=32",
+        "--set",
+        "width=16",
+        "--set",
+        "learning_rate=5e-4",
+        "--schedule",
+        "cosine",
+    ]
+    assert (
+        main(
+            [
+                "mad",
+                "run",
+                "--mixer",
+                "S-p",
+                "--grid",
+                "smoke",
+                "--task",
+                "compression",
+                "--out",
+                str(tmp_path),
+                *words,
+            ]
+        )
+        == 0
+    )
     (path,) = tmp_path.glob("compression/*.json")
     settings = read_record(path, "mad")["settings"]
     assert settings["settings"]["num_train"] == 32
@@ -140,7 +168,11 @@ def test_scores_are_means_over_settings_of_the_best_rate():
 
 
 def test_a_module_of_ones_own():
-    table = mad.benchmark(lambda hidden_size, max_length: nn.Linear(hidden_size, hidden_size), grid="smoke", tasks=["compression"])
+    table = mad.benchmark(
+        lambda hidden_size, max_length: nn.Linear(hidden_size, hidden_size),
+        grid="smoke",
+        tasks=["compression"],
+    )
     assert table.scores["<lambda>"]["compression"] >= 0
 
 
@@ -190,7 +222,22 @@ def user_module(tmp_path, monkeypatch):
 
 
 def run_smoke(*words):
-    return main(["mad", "run", "--grid", "smoke", "--task", "compression", "--threads", "1", "--out", "records", "--mixer", *words])
+    return main(
+        [
+            "mad",
+            "run",
+            "--grid",
+            "smoke",
+            "--task",
+            "compression",
+            "--threads",
+            "1",
+            "--out",
+            "records",
+            "--mixer",
+            *words,
+        ]
+    )
 
 
 def test_a_module_that_was_edited_is_another_cell(user_module, tmp_path, capsys):
@@ -318,7 +365,7 @@ def test_an_error_in_a_cell_is_told():
     (cell,) = smoke("compression")
     ((_, error),) = Local(threads=1).run(work, [replace(cell, mixer="X")], lambda *_: None)
     assert isinstance(error, CellError)
-    assert "compression: ValueError: unknown mixer 'X'" in str(error)
+    assert "compression: UserError: unknown mixer 'X'" in str(error)
 
 
 @pytest.mark.parametrize("task", mad.TASKS)

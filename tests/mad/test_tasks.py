@@ -10,8 +10,18 @@ from hypermlp import mad
 # first 16 hex digits of SHA-256 over little-endian int64: inputs[0], targets[0], inputs[0:256], targets[0:256]
 HASHES = {
     "in-context-recall": ("1b5596189a277ffe", "a2ddc1e2d6b844ea", "4e844206ea53c267", "6e1f253545eebaca"),
-    "noisy-in-context-recall": ("97dd5d89f9b3077a", "bdb446e54a21d114", "2894eaec34349ca0", "12db06ab9bd921b5"),
-    "fuzzy-in-context-recall": ("4bd1347f2ce28597", "cfaf2b4db4a257f1", "fbc421e19ed529a2", "146efb4f8f748a8d"),
+    "noisy-in-context-recall": (
+        "97dd5d89f9b3077a",
+        "bdb446e54a21d114",
+        "2894eaec34349ca0",
+        "12db06ab9bd921b5",
+    ),
+    "fuzzy-in-context-recall": (
+        "4bd1347f2ce28597",
+        "cfaf2b4db4a257f1",
+        "fbc421e19ed529a2",
+        "146efb4f8f748a8d",
+    ),
     "memorization": ("7beb8680a5e256d9", "56cf04203f7bf248", "3732a8933ac51323", "6aa6df0033e44eed"),
     "compression": ("d8947e7c0168b353", "d8947e7c0168b353", "8683f823c95c5ece", "8683f823c95c5ece"),
     "selective-copying": ("702fffb940966d48", "0c06a11c530bdaee", "6f35926d8e95e775", "afc9a8727b03b737"),
@@ -38,7 +48,9 @@ def test_training_sets_have_the_published_hashes(task):
     assert (digest(inputs[0]), digest(targets[0]), digest(inputs), digest(targets)) == HASHES[task]
 
 
-@pytest.mark.parametrize("task", [task if task in QUICK else pytest.param(task, marks=pytest.mark.slow) for task in SCORED])
+@pytest.mark.parametrize(
+    "task", [task if task in QUICK else pytest.param(task, marks=pytest.mark.slow) for task in SCORED]
+)
 def test_test_sets_have_as_many_scored_positions(task):
     inputs, targets = mad.generate(task, split="test")
     assert len(inputs) == len(targets) == 1280
@@ -49,7 +61,9 @@ def test_test_sets_have_as_many_scored_positions(task):
 @pytest.mark.parametrize("task", ["in-context-recall", "noisy-in-context-recall"])
 def test_what_is_scored_can_be_known(task, sampler):
     size = {"vocab_size": 48} if "noisy" in task else {"vocab_size": 32}
-    inputs, targets = mad.generate(task, split="test", num_train=10, num_test=50, seq_len=64, sampler=sampler, **size)
+    inputs, targets = mad.generate(
+        task, split="test", num_train=10, num_test=50, seq_len=64, sampler=sampler, **size
+    )
     for row, answers in zip(inputs, targets, strict=True):
         for place in range(0, 63, 2):  # keys stand at even places
             before = np.flatnonzero(row[:place:2] == row[place]) * 2
@@ -61,7 +75,9 @@ def test_what_is_scored_can_be_known(task, sampler):
 
 @pytest.mark.parametrize("sampler", ["published", "fast"])
 def test_fuzzy_answers_follow_their_motif(sampler):
-    inputs, targets = mad.generate("fuzzy-in-context-recall", split="test", num_train=5, num_test=200, sampler=sampler)
+    inputs, targets = mad.generate(
+        "fuzzy-in-context-recall", split="test", num_train=5, num_test=200, sampler=sampler
+    )
     answerable = 0
     for row, answers in zip(inputs, targets, strict=True):
         full = np.append(row, answers[-1])  # the last value is not in the input
@@ -79,7 +95,9 @@ def test_fuzzy_answers_follow_their_motif(sampler):
 
 def test_copying_repeats_what_is_not_blank():
     for sampler in ("published", "fast"):
-        inputs, targets = mad.generate("selective-copying", num_train=20, seq_len=64, copied=8, sampler=sampler)
+        inputs, targets = mad.generate(
+            "selective-copying", num_train=20, seq_len=64, copied=8, sampler=sampler
+        )
         for row, answers in zip(inputs, targets, strict=True):
             assert row[-9] == 15
             assert row[-10] < 14  # the last one stands just before the sign
@@ -113,7 +131,9 @@ def test_the_fast_sampler_has_the_same_distribution(task, split):
 
 
 def test_the_fast_sampler_is_a_function_of_its_seed():
-    first, again, other = (mad.generate("compression", sampler="fast", num_train=5, seed=seed).inputs for seed in (1, 1, 2))
+    first, again, other = (
+        mad.generate("compression", sampler="fast", num_train=5, seed=seed).inputs for seed in (1, 1, 2)
+    )
     assert (first == again).all()
     assert (first != other).any()
 
@@ -136,7 +156,10 @@ def test_the_fast_sampler_is_a_function_of_its_seed():
             {"task": "noisy-in-context-recall", "vocab_size": 16},
             "vocab_size is 16; it must be a whole number, 18 or more: 0 special, 16 for noise",
         ),
-        ({"task": "fuzzy-in-context-recall", "vocab_size": 6}, "vocab_size is 6; it must be a whole number, 7 or more: 1 special"),
+        (
+            {"task": "fuzzy-in-context-recall", "vocab_size": 6},
+            "vocab_size is 6; it must be a whole number, 7 or more: 1 special",
+        ),
         ({"task": "fuzzy-in-context-recall", "seq_len": 18}, "seq_len is 18; it must be above 18"),
         ({"task": "selective-copying", "seq_len": 32}, "copied is 16; it must be 1 to 15"),
         ({"task": "memorization", "seq_len": 9}, "seq_len is 9; it must be even"),

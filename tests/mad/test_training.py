@@ -16,7 +16,15 @@ from hypermlp.mad.training import evaluate, macro_accuracy, rate_at, run_cell
 def cell(**changes):
     training = Training(batch_size=32, epochs=2, precision="float32", learning_rate=3e-3)
     settings = {"vocab_size": 8, "seq_len": 16, "num_train": 256, "num_test": 64}
-    base = Cell(mixer="G-cg-q-12o", task="in-context-recall", settings=settings, training=training, sampler="fast", width=32, seed=1)
+    base = Cell(
+        mixer="G-cg-q-12o",
+        task="in-context-recall",
+        settings=settings,
+        training=training,
+        sampler="fast",
+        width=32,
+        seed=1,
+    )
     return replace(base, **changes)
 
 
@@ -30,7 +38,9 @@ def test_the_published_grid_is_complete():
         "compression": 11,
         "memorization": 6,
     }
-    assert len(list(cells("S-p", GRIDS["full"], list(mad.TASKS)))) == 396  # 66 settings, 3 learning rates, 2 weight decays
+    assert (
+        len(list(cells("S-p", GRIDS["full"], list(mad.TASKS)))) == 396
+    )  # 66 settings, 3 learning rates, 2 weight decays
     assert all(settings[0] == {} for settings in PUBLISHED.values())
 
 
@@ -127,7 +137,10 @@ def test_the_schedule_is_constant_or_a_cosine():
 
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_a_cosine_is_felt(epochs):
-    constant, cosine = (run_cell(cell(training=replace(cell().training, epochs=epochs, schedule=s))) for s in ("constant", "cosine"))
+    constant, cosine = (
+        run_cell(cell(training=replace(cell().training, epochs=epochs, schedule=s)))
+        for s in ("constant", "cosine")
+    )
     assert constant["curve"] != cosine["curve"]
 
 
@@ -145,7 +158,13 @@ def test_every_task_runs(task):
 
 
 def test_a_module_of_ones_own():
-    model = build_backbone("in-context-recall", lambda hidden_size, max_length: nn.Identity(), vocab_size=16, max_length=32, width=16)
+    model = build_backbone(
+        "in-context-recall",
+        lambda hidden_size, max_length: nn.Identity(),
+        vocab_size=16,
+        max_length=32,
+        width=16,
+    )
     assert model(torch.zeros(1, 8, dtype=torch.int64)).shape == (1, 8, 16)
 
 

@@ -10,7 +10,13 @@ LABELS = ["G-cg-q-12o", "R-cg-q-12o", "S-p"]  # HyperGLU, HyperMLP, softmax atte
 
 
 def build(mixer="G-cg-q-12o", dtype=torch.float64, **settings):
-    settings = {"hidden_size": 32, "num_hidden_layers": 2, "max_position_embeddings": 64, "vocab_size": 61, "rank": 3} | settings
+    settings = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 64,
+        "vocab_size": 61,
+        "rank": 3,
+    } | settings
     torch.manual_seed(1)
     model = HyperMLPForCausalLM(HyperMLPConfig(mixer=mixer, **settings)).eval()
     return randomise_(model, scale=0.2).to(dtype)

@@ -37,14 +37,20 @@ def test_generation_is_the_forward_pass(mixer):
         assert (best == cached[:, end]).all()
     padded = torch.cat([torch.zeros(2, 3, dtype=torch.int64), ids], dim=1)
     mask = (padded != 0).long()
-    assert (model.generate(padded, attention_mask=mask, max_new_tokens=12, do_sample=False)[:, 3:] == cached).all()
+    assert (
+        model.generate(padded, attention_mask=mask, max_new_tokens=12, do_sample=False)[:, 3:] == cached
+    ).all()
 
 
 @pytest.mark.parametrize("name", BASELINES)
 def test_every_parameter_learns_and_is_saved(name, tmp_path):
     model, ids = make(name), prompts(length=20)
     model(ids, labels=ids).loss.backward()
-    missing = [key for key, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.isfinite().all()]
+    missing = [
+        key
+        for key, parameter in model.named_parameters()
+        if parameter.grad is None or not parameter.grad.isfinite().all()
+    ]
     assert not missing
     model.save_pretrained(tmp_path)
     again = HyperMLPForCausalLM.from_pretrained(tmp_path)
@@ -65,7 +71,12 @@ def test_a_fresh_model_begins_as_its_layers_do():
     mixer = make("mamba").model.layers[0].mixer
     assert (mixer.skip == 1).all()
     assert mixer.log_rate[0].exp()[-1].round() == 16
-    assert 0.001 <= torch.nn.functional.softplus(mixer.step_bias).min() <= torch.nn.functional.softplus(mixer.step_bias).max() <= 0.101
+    assert (
+        0.001
+        <= torch.nn.functional.softplus(mixer.step_bias).min()
+        <= torch.nn.functional.softplus(mixer.step_bias).max()
+        <= 0.101
+    )
 
 
 def test_settings_of_a_peer_are_checked():

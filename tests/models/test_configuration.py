@@ -18,7 +18,13 @@ def parameters(model):
 
 
 def test_a_round_trip_through_a_dictionary_and_auto_classes():
-    config = HyperMLPConfig(mixer=["G-cg-q-12o", "S-p"], num_hidden_layers=2, hidden_size=64, block="llama", tie_word_embeddings=False)
+    config = HyperMLPConfig(
+        mixer=["G-cg-q-12o", "S-p"],
+        num_hidden_layers=2,
+        hidden_size=64,
+        block="llama",
+        tie_word_embeddings=False,
+    )
     again = AutoConfig.for_model(**config.to_dict())
     assert isinstance(again, HyperMLPConfig)
     assert again.to_dict() == config.to_dict()
@@ -48,9 +54,17 @@ def test_nanogpt_has_nanogpts_parameters():
     assert parameters(on_meta(mixer="S")) == 123_587_328
 
 
-@pytest.mark.parametrize(("hidden", "tied", "untied"), [(1024, 341_099_520, 373_867_520), (2048, 1_298_761_728, 1_364_297_728)])
+@pytest.mark.parametrize(
+    ("hidden", "tied", "untied"), [(1024, 341_099_520, 373_867_520), (2048, 1_298_761_728, 1_364_297_728)]
+)
 def test_the_transformers_of_the_large_runs(hidden, tied, untied):
-    shape = {"mixer": "S-p", "block": "llama", "hidden_size": hidden, "num_hidden_layers": 24, "vocab_size": 32_000}
+    shape = {
+        "mixer": "S-p",
+        "block": "llama",
+        "hidden_size": hidden,
+        "num_hidden_layers": 24,
+        "vocab_size": 32_000,
+    }
     for tie, expected in ((True, tied), (False, untied)):
         assert parameters(on_meta(**shape, max_position_embeddings=4096, tie_word_embeddings=tie)) == expected
 
@@ -59,4 +73,6 @@ def test_the_transformers_of_the_large_runs(hidden, tied, untied):
 def test_mixers_cost_what_the_budget_says(label):
     config = HyperMLPConfig(mixer=label, hidden_size=128, max_position_embeddings=128)
     model = on_meta(mixer=label, hidden_size=128, max_position_embeddings=128)
-    assert sum(p.numel() for p in model.model.layers[0].mixer.parameters()) == budget.parameter_count(config.mixer_config(0))
+    assert sum(p.numel() for p in model.model.layers[0].mixer.parameters()) == budget.parameter_count(
+        config.mixer_config(0)
+    )

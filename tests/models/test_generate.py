@@ -44,7 +44,9 @@ def test_a_left_padded_batch_equals_one_by_one(label, beams, ids):
 
 @pytest.mark.parametrize("label", LABELS)
 @pytest.mark.parametrize(
-    "settings", [{"prefill_chunk_size": 5}, {"cache_implementation": "static"}, {"cache_implementation": "offloaded"}], ids=str
+    "settings",
+    [{"prefill_chunk_size": 5}, {"cache_implementation": "static"}, {"cache_implementation": "offloaded"}],
+    ids=str,
 )
 def test_other_caches_and_chunked_prefill(label, settings, ids):
     model = build(label)
@@ -58,13 +60,17 @@ def test_assisted_decoding_takes_back_what_was_guessed_wrong(label, ids):
     assert torch.equal(generate(model, ids[:1], prompt_lookup_num_tokens=4), expected)
     assistant = build(label, num_hidden_layers=1)
     torch.manual_seed(5)
-    assert torch.equal(model.generate(ids[:1], max_new_tokens=NEW, do_sample=False, assistant_model=assistant), expected)
+    assert torch.equal(
+        model.generate(ids[:1], max_new_tokens=NEW, do_sample=False, assistant_model=assistant), expected
+    )
 
 
 def test_a_cache_goes_on_in_a_second_call(ids):
     model = build()
     first = model.generate(ids, max_new_tokens=4, do_sample=False, return_dict_in_generate=True)
-    second = model.generate(first.sequences, past_key_values=first.past_key_values, max_new_tokens=NEW - 4, do_sample=False)
+    second = model.generate(
+        first.sequences, past_key_values=first.past_key_values, max_new_tokens=NEW - 4, do_sample=False
+    )
     assert torch.equal(second, generate(model, ids))
 
 

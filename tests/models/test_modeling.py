@@ -26,7 +26,9 @@ def test_a_cache_changes_nothing(mixer, settings, ids):
     full = model(ids).logits
     for sizes in ([5] + [1] * 12, [1, 7, 9], [16, 1]):
         cache = DynamicCache(config=model.config)
-        parts = [model(chunk, past_key_values=cache, use_cache=True).logits for chunk in ids.split(sizes, dim=1)]
+        parts = [
+            model(chunk, past_key_values=cache, use_cache=True).logits for chunk in ids.split(sizes, dim=1)
+        ]
         assert_close(torch.cat(parts, dim=1), full, tolerance=TIGHT)
         assert cache.get_seq_length() == 17
 
@@ -52,7 +54,11 @@ def test_packed_documents_are_separate(mixer, settings, ids):
     alone = torch.cat([model(chunk).logits for chunk in ids[:1].split(lengths, dim=1)], dim=1)
     positions = torch.cat([torch.arange(n) for n in lengths])[None]
     documents = torch.cat([torch.full((n,), i) for i, n in enumerate(lengths)])[None]
-    for packed in ({"position_ids": positions}, {"document_ids": documents}, {"position_ids": positions, "document_ids": documents}):
+    for packed in (
+        {"position_ids": positions},
+        {"document_ids": documents},
+        {"position_ids": positions, "document_ids": documents},
+    ):
         if "position_ids" not in packed and settings.get("learned_positions"):
             continue
         assert_close(model(ids[:1], **packed).logits, alone, tolerance=TIGHT)
@@ -72,7 +78,9 @@ def test_packed_and_padded(ids):
     documents = torch.cat([torch.full((n,), i) for i, n in enumerate(lengths)])[None]
     mask = (documents > 0).long()
     alone = torch.cat([model(chunk).logits for chunk in ids[:1, 3:].split(lengths[1:], dim=1)], dim=1)
-    assert_close(model(ids[:1], attention_mask=mask, document_ids=documents).logits[:, 3:], alone, tolerance=TIGHT)
+    assert_close(
+        model(ids[:1], attention_mask=mask, document_ids=documents).logits[:, 3:], alone, tolerance=TIGHT
+    )
 
 
 def test_what_cannot_be_masked_is_refused(ids):
@@ -98,7 +106,9 @@ def test_the_loss_is_the_mean_over_next_tokens_or_over_a_given_number(ids):
     logits = model(ids).logits
     labels = ids.clone()
     labels[0, :9] = -100
-    each = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum", ignore_index=-100)
+    each = torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum", ignore_index=-100
+    )
     count = int((labels[:, 1:] != -100).sum())
     assert_close(model(ids, labels=labels).loss, each / count, tolerance=1e-6)
     assert_close(model(ids, labels=labels, num_items_in_batch=100).loss, each / 100, tolerance=1e-6)
@@ -139,7 +149,9 @@ def test_saved_and_loaded_bit_for_bit(mixer, settings, ids, tmp_path):
     model.save_pretrained(tmp_path)
     assert (tmp_path / "model.safetensors").exists()
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
-    for (name, ours), (other, theirs) in zip(model.state_dict().items(), again.state_dict().items(), strict=True):
+    for (name, ours), (other, theirs) in zip(
+        model.state_dict().items(), again.state_dict().items(), strict=True
+    ):
         assert name == other
         assert torch.equal(ours, theirs)
     tied = again.lm_head.weight is again.model.embed_tokens.weight
@@ -151,8 +163,13 @@ def test_a_saved_folder_finds_the_package_by_itself_or_says_what_to_install(tmp_
     build(dtype=torch.float32).save_pretrained(tmp_path)
     load = f"from transformers import AutoModelForCausalLM as A; print(type(A.from_pretrained({str(tmp_path)!r}, trust_remote_code=True)))"
     environment = {"PATH": "/usr/bin:/bin", "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
-    for hide, expected in (("", "HyperMLPForCausalLM"), ("import sys; sys.modules['hypermlp'] = None; ", "pip install 'hypermlp[train]'")):
-        done = subprocess.run([sys.executable, "-c", hide + load], capture_output=True, text=True, env=environment)
+    for hide, expected in (
+        ("", "HyperMLPForCausalLM"),
+        ("import sys; sys.modules['hypermlp'] = None; ", "pip install 'hypermlp[train]'"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", hide + load], capture_output=True, text=True, env=environment
+        )
         assert expected in done.stdout + done.stderr
 
 
@@ -166,7 +183,9 @@ def test_initialisation_scales_residual_outputs_with_depth():
     for block, expected in (("gpt2", 0.02 / 8**0.5), ("llama", 0.02)):
         from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
 
-        model = HyperMLPForCausalLM(HyperMLPConfig(hidden_size=128, num_hidden_layers=4, vocab_size=100, block=block))
+        model = HyperMLPForCausalLM(
+            HyperMLPConfig(hidden_size=128, num_hidden_layers=4, vocab_size=100, block=block)
+        )
         for layer in model.model.layers:
             for weight in (layer.mixer.o_proj.weight, layer.mlp.down_proj.weight):
                 assert weight.std().item() == pytest.approx(expected, rel=0.05)

@@ -25,7 +25,9 @@ def test_block_size_does_not_matter(monkeypatch, rows, layout, starts):
 
 
 def test_the_aligned_view_is_the_ordinary_one_by_lag():
-    block = ScoreBlock(range(2, 5), offset=1, batch=2, layout="lag", starts=None, first_key=0, device=torch.device("cpu"))
+    block = ScoreBlock(
+        range(2, 5), offset=1, batch=2, layout="lag", starts=None, first_key=0, device=torch.device("cpu")
+    )
     buffer = torch.full(block.buffer_shape(1), torch.nan)
     scores = torch.arange(1.0, 1 + 2 * 3 * 6).view(2, 3, 6)  # queries at positions 3, 4, 5 against 6 keys
     block.ordinary(buffer).copy_(scores)
@@ -41,7 +43,11 @@ def test_the_aligned_view_is_the_ordinary_one_by_lag():
 
 def test_memory_grows_linearly():
     def memory(length: int) -> int:
-        inputs = op_inputs(batch=1, queries=length, qk_dim=8, vo_dim=32, rank=4, dtype=torch.float32).requires_grad()
-        return peak_bytes(lambda: torch.autograd.grad(hyper_attention(*inputs, backend="blocked").sum(), inputs.tensors()))
+        inputs = op_inputs(
+            batch=1, queries=length, qk_dim=8, vo_dim=32, rank=4, dtype=torch.float32
+        ).requires_grad()
+        return peak_bytes(
+            lambda: torch.autograd.grad(hyper_attention(*inputs, backend="blocked").sum(), inputs.tensors())
+        )
 
     assert memory(4096) / memory(1024) < 4 * 1.3

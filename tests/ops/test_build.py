@@ -19,11 +19,15 @@ FAST = "-O0"  # where it does not matter what is built
 
 
 def run(code: str = USE, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | environment)
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | environment
+    )
 
 
 def start(**environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", USE], stderr=subprocess.PIPE, text=True, env=os.environ | environment)
+    return subprocess.Popen(
+        [sys.executable, "-c", USE], stderr=subprocess.PIPE, text=True, env=os.environ | environment
+    )
 
 
 def test_nothing_is_built_by_an_import(tmp_path):
@@ -44,10 +48,16 @@ def test_processes_that_start_together_build_once(tmp_path):
 
 
 def test_without_a_compiler_it_falls_back_with_one_warning(tmp_path):
-    done = run(USE.replace("print", "HyperGLU(16, 8)(torch.randn(1, 8, 16)); print"), HYPERMLP_CACHE=str(tmp_path), CXX="no-such-compiler")
+    done = run(
+        USE.replace("print", "HyperGLU(16, 8)(torch.randn(1, 8, 16)); print"),
+        HYPERMLP_CACHE=str(tmp_path),
+        CXX="no-such-compiler",
+    )
     assert done.returncode == 0
     assert "torch.Size([1, 8, 16])" in done.stdout
-    assert done.stderr.count("backend 'native' passed over: no C++ compiler found (tried no-such-compiler)") == 1
+    assert (
+        done.stderr.count("backend 'native' passed over: no C++ compiler found (tried no-such-compiler)") == 1
+    )
 
 
 def test_a_failing_compiler_falls_back_with_its_message(tmp_path):
@@ -131,15 +141,30 @@ def test_the_command_builds_and_reports(tmp_path, monkeypatch, capsys):
 
 
 def test_a_wheel_carries_the_sources(tmp_path):
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(ROOT)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(tmp_path),
+        str(ROOT),
+    ]
     subprocess.run(command, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {f"hypermlp/ops/csrc/{source.name}" for source in build.SOURCES.iterdir()} <= names
     target = tmp_path / "installed"
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), str(wheel)], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), str(wheel)],
+        check=True,
+    )
     done = run(
-        f"import sys; sys.path.insert(0, {str(target)!r}); import hypermlp; print(hypermlp.__file__); {USE}", HYPERMLP_CACHE=str(tmp_path)
+        f"import sys; sys.path.insert(0, {str(target)!r}); import hypermlp; print(hypermlp.__file__); {USE}",
+        HYPERMLP_CACHE=str(tmp_path),
     )
     assert str(target) in done.stdout
     assert "hypermlp: built in" in done.stderr

@@ -33,7 +33,9 @@ def run(inputs: OpInputs, function=hyper_attention, **settings):
     """Output, and the gradients of all tensors for a fixed random cotangent."""
     inputs = inputs.to(inputs.q.dtype).requires_grad()
     out = function(*inputs, **settings)
-    cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(out.dtype)
+    cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(
+        out.dtype
+    )
     return [out, *torch.autograd.grad(out, inputs.tensors(), cotangent)]
 
 
@@ -88,7 +90,9 @@ def test_low_precision_is_no_worse_than_plain_pytorch(backend, activation, mixes
 def test_gradients_are_derivatives(backend, activation, mixes, layout):
     if refused(backend, activation, mixes):
         return
-    inputs = op_inputs(batch=1, queries=3, keys=4, heads=1, qk_dim=2, vo_dim=2, rank=2, activation=activation, mixes=mixes).requires_grad()
+    inputs = op_inputs(
+        batch=1, queries=3, keys=4, heads=1, qk_dim=2, vo_dim=2, rank=2, activation=activation, mixes=mixes
+    ).requires_grad()
 
     def function(*tensors):
         q, k, v, *rest = tensors
@@ -106,7 +110,11 @@ def test_any_shape_and_any_starts(backend, data):
     activation, layout = data.draw(st.sampled_from(ACTIVATIONS)), data.draw(st.sampled_from(LAYOUTS))
     mixes = data.draw(st.sampled_from(MIXES))
     assume(not (mixes and BACKENDS[backend].unsupported("cpu", activation)))
-    batch, heads, rank = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3)), data.draw(st.integers(1, 5))
+    batch, heads, rank = (
+        data.draw(st.integers(1, 3)),
+        data.draw(st.integers(1, 3)),
+        data.draw(st.integers(1, 5)),
+    )
     keys = data.draw(st.integers(1, 40))
     queries = data.draw(st.integers(1, keys))
     rows = []
@@ -114,11 +122,20 @@ def test_any_shape_and_any_starts(backend, data):
         row = sorted(data.draw(st.lists(st.integers(0, keys), min_size=queries, max_size=queries)))
         rows.append([min(start, keys - queries + i + 1) for i, start in enumerate(row)])
     starts = data.draw(st.sampled_from([None, torch.tensor(rows)]))
-    span = keys if starts is None else max(keys - queries + i + 1 - s for row in rows for i, s in enumerate(row))
+    span = (
+        keys if starts is None else max(keys - queries + i + 1 - s for row in rows for i, s in enumerate(row))
+    )
     slots = data.draw(st.integers(max(1, span), keys + 3))
     # a single channel: normalised scores do not depend on the length of q, whose gradient is zero, all cancellation
-    sizes = {"qk_dim": data.draw(st.integers(2, 7)), "vo_dim": data.draw(st.integers(1, 7)), "slots": slots, "rank": rank}
-    inputs = op_inputs(batch=batch, queries=queries, keys=keys, heads=heads, activation=activation, mixes=mixes, **sizes)
+    sizes = {
+        "qk_dim": data.draw(st.integers(2, 7)),
+        "vo_dim": data.draw(st.integers(1, 7)),
+        "slots": slots,
+        "rank": rank,
+    }
+    inputs = op_inputs(
+        batch=batch, queries=queries, keys=keys, heads=heads, activation=activation, mixes=mixes, **sizes
+    )
     options = {"activation": activation, "layout": layout, "starts": starts}
     assert_all_close(run(inputs, **options, backend=backend), run(inputs, **options, backend="reference"))
 
@@ -136,7 +153,9 @@ def test_rows_that_see_nothing_are_zero_and_receive_no_gradient(backend):
         if refused(backend, activation, "12"):
             continue
         inputs = op_inputs(queries=8, activation=activation)
-        out, grad_q, grad_k, grad_v, *_ = run(inputs, activation=activation, starts=torch.tensor([3, 8]), backend=backend)
+        out, grad_q, grad_k, grad_v, *_ = run(
+            inputs, activation=activation, starts=torch.tensor([3, 8]), backend=backend
+        )
         for result in (out, grad_q, grad_k, grad_v):
             assert (result[0, :3] == 0).all()
             assert (result[1] == 0).all()
@@ -180,7 +199,9 @@ def test_non_contiguous_inputs(backend):
         mix1=Mix(*(x.transpose(0, -1).contiguous().transpose(0, -1) for x in inputs.mix1)),
     )
     assert not strided.q.is_contiguous()
-    assert_close(hyper_attention(*strided, backend=backend), hyper_attention(*inputs, backend=backend), tolerance=TIGHT)
+    assert_close(
+        hyper_attention(*strided, backend=backend), hyper_attention(*inputs, backend=backend), tolerance=TIGHT
+    )
 
 
 def test_same_input_same_bits(backend):
@@ -209,7 +230,9 @@ def test_sizes_that_fill_no_block_and_no_vector(backend, layout):
         inputs = op_inputs(batch=1, queries=queries, keys=keys, slots=slots, **sizes)
         for starts in (None, torch.arange(keys - queries, keys)[None] // 33 * 33):
             options = {"layout": layout, "starts": starts}
-            assert_all_close(run(inputs, **options, backend=backend), run(inputs, **options, backend="reference"))
+            assert_all_close(
+                run(inputs, **options, backend=backend), run(inputs, **options, backend="reference")
+            )
 
 
 @pytest.mark.parametrize("branch", [0, 1])

@@ -27,7 +27,15 @@ def test_opcheck(kernel, activation, mixes):
     none = (None,) * 4
     starts = torch.tensor([[0, 0, 0, 2, 2, 2], [0, 1, 2, 3, 4, 5]]) if mixes == "12" else None
     op = getattr(torch.ops.hypermlp, kernel).default
-    arguments = (*inputs[:3], *(inputs.mix1 or none), *(inputs.mix2 or none), starts, activation, "lag", 1e-12)
+    arguments = (
+        *inputs[:3],
+        *(inputs.mix1 or none),
+        *(inputs.mix2 or none),
+        starts,
+        activation,
+        "lag",
+        1e-12,
+    )
     checks = torch.library.opcheck(op, arguments)
     assert set(checks.values()) == {"SUCCESS"}
 
@@ -57,7 +65,11 @@ def test_compiles_whole_and_gives_the_same(kernel, activation, starts, compiler)
 
 
 def test_compiles_with_symbolic_lengths(kernel, compiler):
-    compiled = compiler(lambda inputs, starts: hyper_attention(*inputs, starts=starts, backend=kernel), fullgraph=True, dynamic=True)
+    compiled = compiler(
+        lambda inputs, starts: hyper_attention(*inputs, starts=starts, backend=kernel),
+        fullgraph=True,
+        dynamic=True,
+    )
     for length in (6, 9):
         inputs = op_inputs(queries=length)
         for starts in (torch.tensor([0, 3]), (torch.arange(length) // 4 * 4).expand(2, -1).contiguous()):
@@ -67,7 +79,9 @@ def test_compiles_with_symbolic_lengths(kernel, compiler):
 
 def test_compiled_code_still_checks_starts(kernel, compiler):
     inputs = op_inputs(queries=4)
-    compiled = compiler(lambda starts: hyper_attention(*inputs, starts=starts, backend=kernel), fullgraph=True)
+    compiled = compiler(
+        lambda starts: hyper_attention(*inputs, starts=starts, backend=kernel), fullgraph=True
+    )
     compiled(torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="beyond its query: got 9"):
         compiled(torch.tensor([0, 9]))
@@ -119,8 +133,12 @@ def test_plain_softmax_uses_the_fused_kernel():
 def test_forward_mode_derivatives_are_refused(kernel):
     inputs = op_inputs(queries=4)
     with pytest.raises(RuntimeError, match="no forward-mode derivative"):
-        torch.func.jvp(lambda v: hyper_attention(*inputs[:2], v, *inputs[3:], backend=kernel), (inputs.v,), (inputs.v,))
-    _, tangent = torch.func.jvp(lambda v: hyper_attention(*inputs[:2], v, *inputs[3:], backend="reference"), (inputs.v,), (inputs.v,))
+        torch.func.jvp(
+            lambda v: hyper_attention(*inputs[:2], v, *inputs[3:], backend=kernel), (inputs.v,), (inputs.v,)
+        )
+    _, tangent = torch.func.jvp(
+        lambda v: hyper_attention(*inputs[:2], v, *inputs[3:], backend="reference"), (inputs.v,), (inputs.v,)
+    )
     assert_close(tangent, hyper_attention(*inputs), tolerance=1e-10)  # linear in v
 
 

@@ -49,13 +49,22 @@ def test_good_input_passes():
         ({"mix2": MIX2._replace(gate=MIX2.gate[:, 1:])}, "mix2.gate has shape"),
         ({"mix2": MIX2._replace(gate=MIX2.gate.float())}, "mix2.gate is torch.float32, q is torch.float64"),
         ({"mix2": MIX2._replace(gate=MIX2.gate.to("meta"))}, "mix2.gate is on meta"),
-        ({"mix1": MIX1._replace(**{f: getattr(MIX1, f)[:, :4] for f in ("diag", "left", "right")})}, "6 positions, .* only 4 slots"),
-        ({"starts": torch.zeros(3, dtype=torch.long)}, r"starts has shape \[3\]; it must be \[2\] or \[2, 5\]"),
+        (
+            {"mix1": MIX1._replace(**{f: getattr(MIX1, f)[:, :4] for f in ("diag", "left", "right")})},
+            "6 positions, .* only 4 slots",
+        ),
+        (
+            {"starts": torch.zeros(3, dtype=torch.long)},
+            r"starts has shape \[3\]; it must be \[2\] or \[2, 5\]",
+        ),
         ({"starts": torch.zeros(2)}, "starts is torch.float32; it must be an integer"),
         ({"starts": torch.tensor([0, -1])}, r"negative: got -1 at index \(1, 0\)"),
         ({"starts": torch.tensor([0, 7])}, "beyond its query: got 7"),
         ({"starts": torch.tensor([[0, 0, 0, 0, 0], [3, 0, 0, 0, 0]])}, "beyond its query: got 3"),
-        ({"starts": torch.tensor([[0, 0, 0, 0, 0], [1, 2, 1, 2, 2]])}, r"must not decrease along the queries: got 1 at index \(1, 2\)"),
+        (
+            {"starts": torch.tensor([[0, 0, 0, 0, 0], [1, 2, 1, 2, 2]])},
+            r"must not decrease along the queries: got 1 at index \(1, 2\)",
+        ),
         ({"starts": torch.zeros(2, dtype=torch.long, device="meta")}, "starts is on meta"),
     ],
 )
@@ -77,7 +86,9 @@ def test_an_unavailable_backend_is_refused_with_its_reason_and_passed_over_by_au
     lacking = Backend("lacking", run=lambda *a, **k: None, unavailable=lambda: "it needs a compiler")
     monkeypatch.setattr(table, "BACKENDS", {"lacking": lacking, **table.BACKENDS})
     assert "lacking" not in available_backends()
-    with pytest.raises(ValueError, match=r"backend 'lacking' is not available: it needs a compiler. Available here: 'auto', "):
+    with pytest.raises(
+        ValueError, match=r"backend 'lacking' is not available: it needs a compiler. Available here: 'auto', "
+    ):
         hyper_attention(*INPUTS, backend="lacking")
     table._say_once.cache_clear()
     with pytest.warns(UserWarning, match="'lacking' passed over: it needs a compiler"):

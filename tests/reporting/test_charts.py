@@ -9,7 +9,12 @@ from hypermlp.reporting.charts import Point, Series, interval_chart, line_chart,
 
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
-    [(0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]), (2.93, 3.41, [3, 3.1, 3.2, 3.3, 3.4]), (0, 600, [0, 200, 400, 600]), (-0.3, 0.3, [-0.2, 0, 0.2])],
+    [
+        (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        (2.93, 3.41, [3, 3.1, 3.2, 3.3, 3.4]),
+        (0, 600, [0, 200, 400, 600]),
+        (-0.3, 0.3, [-0.2, 0, 0.2]),
+    ],
 )
 def test_ticks_are_round(low, high, expected):
     assert ticks(low, high) == pytest.approx(expected)

@@ -28,7 +28,9 @@ def runs(tmp_path):
         lines = [{"step": 0, "parameters": 1234}]
         lines += [{"step": step, "tokens": 10 * step, "loss": scale * 100 / step} for step in (10, 20, 30)]
         lines += [{"step": step, "eval_validation_loss": scale * 110 / step} for step in (10, 30)]
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 40, "lo')
+        (folder / "metrics.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 40, "lo'
+        )
     score = {"value": 0.75, "error": 0.01, "higher_is_better": True}
     row = {"checkpoint": "runs/<ours>", "parameters": 1234, "scores": {"recall": score}}
     write_record(tmp_path / "eval.json", new_record("eval", {}, [row]))
@@ -37,8 +39,16 @@ def runs(tmp_path):
 
 @pytest.mark.parametrize("size", ["phone", "desk"])
 def test_the_page_in_a_browser(runs, browser, size):
-    places = [runs / "runs", runs / "eval.json", RESULTS / "bench-mixers.json", RESULTS / "bench-op.json", RESULTS / "study-mini" / "mad"]
-    assert main(["report", *map(str, places), "--out", str(runs / "report.html"), "--title", "All <of> it"]) == 0
+    places = [
+        runs / "runs",
+        runs / "eval.json",
+        RESULTS / "bench-mixers.json",
+        RESULTS / "bench-op.json",
+        RESULTS / "study-mini" / "mad",
+    ]
+    assert (
+        main(["report", *map(str, places), "--out", str(runs / "report.html"), "--title", "All <of> it"]) == 0
+    )
     view = browser(runs / "report.html", size)
     assert view.locator("h1").inner_text() == "All <of> it"
     assert view.locator("svg .series").count() == 4
@@ -53,7 +63,13 @@ def test_the_page_in_a_browser(runs, browser, size):
 
 def test_runs_are_read_as_far_as_they_are_written(runs):
     ours, theirs = gather([str(runs / "runs")]).runs
-    assert (ours.name, ours.mixer, ours.parameters, ours.steps, ours.tokens) == ("ours", "G-cg-q-12o", 1234, 30, 300)
+    assert (ours.name, ours.mixer, ours.parameters, ours.steps, ours.tokens) == (
+        "ours",
+        "G-cg-q-12o",
+        1234,
+        30,
+        300,
+    )
     assert theirs.validation == [(10, pytest.approx(13.2)), (30, pytest.approx(4.4))]
 
 
@@ -68,12 +84,19 @@ def test_tables_are_those_that_the_commands_print():
 
 
 def mad_record(**changes):
-    (cell,) = (changed(cell, **changes) for cell in protocol.cells("S-p", protocol.GRIDS["mini"], ["in-context-recall"]))
+    (cell,) = (
+        changed(cell, **changes)
+        for cell in protocol.cells("S-p", protocol.GRIDS["mini"], ["in-context-recall"])
+    )
     return dataclasses.asdict(cell)
 
 
 def test_scores_of_other_settings_are_not_averaged(tmp_path, capsys):
-    for name, score, changes in (("mini", 0.25, {}), ("longer", 0.75, {"num_train": 999}), ("smaller", 0.5, {"width": 64})):
+    for name, score, changes in (
+        ("mini", 0.25, {}),
+        ("longer", 0.75, {"num_train": 999}),
+        ("smaller", 0.5, {"width": 64}),
+    ):
         record = new_record("mad", mad_record(**changes), {"score": score})
         write_record(tmp_path / "mad" / "in-context-recall" / f"{name}.json", record)
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
@@ -120,7 +143,13 @@ def test_what_is_damaged_is_left_out_and_named(runs, capsys):
     assert main(["report", str(runs), "--out", str(runs / "page.html")]) == 0
     said = capsys.readouterr().err
     page = (runs / "page.html").read_text()
-    for name in [*(f"{kind}.json" for kind in DAMAGED), "machine.json", "half.json", "deep.json", "metrics.jsonl"]:
+    for name in [
+        *(f"{kind}.json" for kind in DAMAGED),
+        "machine.json",
+        "half.json",
+        "deep.json",
+        "metrics.jsonl",
+    ]:
         assert name in said
         assert name in page
     assert "0.750 ± 0.010" in page

@@ -21,7 +21,9 @@ def test_rank_correlation():
     assert spearman([1, 2, 3, 4, 5], [5, 4, 3, 2, 1]).value == pytest.approx(-1)
 
 
-@pytest.mark.parametrize(("freedom", "value"), [(1, 12.706), (10, 2.228), (30, 2.042), (40, 2.021), (60, 2.000), (120, 1.980)])
+@pytest.mark.parametrize(
+    ("freedom", "value"), [(1, 12.706), (10, 2.228), (30, 2.042), (40, 2.021), (60, 2.000), (120, 1.980)]
+)
 def test_students_t(freedom, value):
     assert t975(freedom) == pytest.approx(value, abs=1.5e-3)
 
@@ -48,7 +50,10 @@ def test_one_seed_has_no_interval():
 def losses(**values):
     """Two seeds of every claimed row; ``values`` by label, with - and ! written as _ and x."""
     named = {label: values.get(label.replace("-", "_").replace("!", "x"), 2.0) for label in CLAIMED}
-    return {label: {1: value - 1e-4, 2: value + 1e-4 * (i % 3)} for i, (label, value) in enumerate(sorted(named.items()))}
+    return {
+        label: {1: value - 1e-4, 2: value + 1e-4 * (i % 3)}
+        for i, (label, value) in enumerate(sorted(named.items()))
+    }
 
 
 def test_verdicts():

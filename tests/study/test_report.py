@@ -27,7 +27,9 @@ def test_report_writes_page_table_and_summary(made_up, capsys):
     assert len(row["seeds"]) >= 2
     assert summary["rows"]["R-2o!"]["paper_loss"] == PAPER_ROWS["R-2!"].loss
     assert summary["spearman"]["value"] > 0.98
-    assert {claim["claim"]: claim["verdict"] for claim in summary["claims"]}["The lag layout is necessary"] == "supported"
+    assert {claim["claim"]: claim["verdict"] for claim in summary["claims"]}[
+        "The lag layout is necessary"
+    ] == "supported"
 
 
 def test_the_papers_own_losses_support_what_they_support(made_up):

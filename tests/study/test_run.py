@@ -41,7 +41,25 @@ def test_rows_differ_in_nothing_but_the_label_and_the_seed():
 
 
 def test_every_row_builds_and_steps(tmp_path, capsys):
-    assert main(["study", "run", "--size", "smoke", "--columns", "lm", "--out", str(tmp_path), "--jobs", "2", "--threads", "1"]) == 0
+    assert (
+        main(
+            [
+                "study",
+                "run",
+                "--size",
+                "smoke",
+                "--columns",
+                "lm",
+                "--out",
+                str(tmp_path),
+                "--jobs",
+                "2",
+                "--threads",
+                "1",
+            ]
+        )
+        == 0
+    )
     for cell in lm_cells(SIZES["smoke"], ROWS, CLAIMED):
         result = recorded(tmp_path, cell)
         assert 4 < result["loss"] < 7, cell.title
@@ -56,11 +74,25 @@ def test_every_row_builds_and_steps(tmp_path, capsys):
 @pytest.mark.slow
 def test_killed_and_started_again_it_ends_the_same(tmp_path):
     labels = ["S-p", "G-cg-q-12o", "R-12o!"]
-    words = ["study", "run", "--size", "smoke", "--columns", "lm", "--labels", *labels, "--threads", "1", "--out"]
+    words = [
+        "study",
+        "run",
+        "--size",
+        "smoke",
+        "--columns",
+        "lm",
+        "--labels",
+        *labels,
+        "--threads",
+        "1",
+        "--out",
+    ]
     assert main([*words, str(tmp_path / "whole")]) == 0
     command = [sys.executable, "-m", "hypermlp", *words, str(tmp_path / "killed"), "--jobs", "2"]
     for seconds in (random.Random(0).uniform(3, 9) for _ in range(2)):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:

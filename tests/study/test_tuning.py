@@ -35,7 +35,9 @@ def test_a_best_rate_at_the_edge_widens_the_grid():
 
 
 def test_a_size_that_does_not_widen_stays_in_its_grid():
-    assert tuned_rates(SIZES["mini"], ["S-pc"], lambda cells: [(cell, parabola(cell)) for cell in cells]) == {"S-pc": 4e-3}
+    assert tuned_rates(SIZES["mini"], ["S-pc"], lambda cells: [(cell, parabola(cell)) for cell in cells]) == {
+        "S-pc": 4e-3
+    }
 
 
 def test_a_size_without_rates_trains_nothing():
@@ -58,21 +60,33 @@ def test_the_tuning_seed_is_not_reported_and_claimed_rows_have_a_further_one():
     ]
     headline = list(lm_cells(SIZES["headline"], list(SIZES["headline"].rows), set()))
     seeds = {row: [cell.seed for cell in headline if cell.mixer == row] for row in SIZES["headline"].rows}
-    assert seeds == {"G-cg-q-12o": [2, 3, 4, 5, 6], "S-p": [2, 3, 4, 5, 6], "S-pc": [2, 3, 4, 5, 6], "R-cg-q-12o": [2, 3, 4]}
+    assert seeds == {
+        "G-cg-q-12o": [2, 3, 4, 5, 6],
+        "S-p": [2, 3, 4, 5, 6],
+        "S-pc": [2, 3, 4, 5, 6],
+        "R-cg-q-12o": [2, 3, 4],
+    }
 
 
 @pytest.mark.usefixtures("server")
 def test_study_run_tunes_then_trains_and_evaluates(tmp_path, monkeypatch, capsys):
     size = dataclasses.replace(SIZES["smoke"], rates=(1e-3, 1e-1), seeds=(2,), evaluate=True, mad="")
-    size = dataclasses.replace(size, changes=(*size.changes, "data.context=256", "training.batch_tokens=1024"))
+    size = dataclasses.replace(
+        size, changes=(*size.changes, "data.context=256", "training.batch_tokens=1024")
+    )
     monkeypatch.setitem(protocol.SIZES, "smoke", size)
-    assert main(["study", "run", "--size", "smoke", "--labels", "S-p", "--out", str(tmp_path), "--threads", "1"]) == 0
+    assert (
+        main(["study", "run", "--size", "smoke", "--labels", "S-p", "--out", str(tmp_path), "--threads", "1"])
+        == 0
+    )
     tuned = {rate: recorded(tmp_path, lm_cell(size, "S-p", 1, rate))["loss"] for rate in size.rates}
     chosen = best_rate(tuned)
     assert f"learning rates: S-p {chosen:g}" in capsys.readouterr().err
     reported = recorded(tmp_path, lm_cell(size, "S-p", 2, chosen))
     assert reported["local"]["bits per byte"]["value"] > 1
-    assert [path.name for path in (tmp_path / "models" / "lm").iterdir()] == [next((tmp_path / "lm").glob("S-p-2-*.json")).stem]
+    assert [path.name for path in (tmp_path / "models" / "lm").iterdir()] == [
+        next((tmp_path / "lm").glob("S-p-2-*.json")).stem
+    ]
 
 
 @pytest.mark.usefixtures("server")
@@ -80,6 +94,9 @@ def test_a_training_that_diverges_is_recorded_as_such(tmp_path, monkeypatch):
     size = dataclasses.replace(SIZES["smoke"], rates=(1e-3, 1e9), seeds=(2,), mad="")
     size = dataclasses.replace(size, changes=(*size.changes, "training.steps=6", "training.explosion=1.5"))
     monkeypatch.setitem(protocol.SIZES, "smoke", size)
-    assert main(["study", "run", "--size", "smoke", "--labels", "S-p", "--out", str(tmp_path), "--threads", "1"]) == 0
+    assert (
+        main(["study", "run", "--size", "smoke", "--labels", "S-p", "--out", str(tmp_path), "--threads", "1"])
+        == 0
+    )
     assert recorded(tmp_path, lm_cell(size, "S-p", 1, 1e9))["loss"] is None
     assert recorded(tmp_path, lm_cell(size, "S-p", 2, 1e-3))["loss"] > 0

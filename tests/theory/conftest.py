@@ -43,12 +43,18 @@ def mistaken(mistake):
         if mistake == "branches exchanged" and scale is not None:
             gate, scale = scale, gate
         over = mixed.chunk(2, dim=1)[0] if activation == "glu" else mixed
-        rho = ((over if mistake == "norm over all slots" else gate).square().sum(-1, keepdim=True) + eps).sqrt()
+        rho = (
+            (over if mistake == "norm over all slots" else gate).square().sum(-1, keepdim=True) + eps
+        ).sqrt()
         if mistake == "no norm":
             rho = torch.ones_like(rho)
         a = gate / rho if mistake == "no relu" else F.relu(gate / rho)
         if scale is not None:
-            a = a * (F.relu(scale) if mistake == "relu for softplus" else torch.logaddexp(scale, torch.zeros_like(scale)))
+            a = a * (
+                F.relu(scale)
+                if mistake == "relu for softplus"
+                else torch.logaddexp(scale, torch.zeros_like(scale))
+            )
         times = definition._times_R if mistake == "R2 not transposed" else definition._times_R_transposed
         w = a if mix2 is None else times(a, *mix2)
         return torch.einsum("bhij,bjhd->bihd", definition._reorder(w, slot_of_key, visible), v)

@@ -31,7 +31,10 @@ def test_a_broken_operator_fails_the_check(found, base, planted):
         assert not run(found, base).passed
 
 
-COUNTS = {"a-step-costs-what-it-should", "training-overhead-is-quadratic-times-rank"}  # operations of the definition, not results
+COUNTS = {
+    "a-step-costs-what-it-should",
+    "training-overhead-is-quadratic-times-rank",
+}  # operations of the definition, not results
 
 
 @pytest.mark.parametrize(("found", "base"), [case for case in CASES if case.values[0].name not in COUNTS])
@@ -68,7 +71,9 @@ def test_the_command(capsys):
     assert main(["verify", "--only", "truncation", "--json", "-"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {outcome["layer"] for outcome in found} == {"HyperMLP", "HyperGLU"}
-    assert all(outcome.keys() >= {"statement", "where", "measured", "tolerance", "passed"} for outcome in found)
+    assert all(
+        outcome.keys() >= {"statement", "where", "measured", "tolerance", "passed"} for outcome in found
+    )
     assert main(["verify", "--only", "nothing of the kind"]) == 2
     assert "no check contains" in capsys.readouterr().err
 

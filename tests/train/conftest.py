@@ -10,15 +10,28 @@ from hypermlp.train.recipe import load_recipe
 def write_corpus(folder):
     folder.mkdir()
     for i in range(40):
-        (folder / f"{i:02}.txt").write_text(f"document {i}: " + " ".join(f"{i * j % 97}" for j in range(60)) + "\n")
+        (folder / f"{i:02}.txt").write_text(
+            f"document {i}: " + " ".join(f"{i * j % 97}" for j in range(60)) + "\n"
+        )
     return folder
 
 
 def write_recipe(folder):
     content = {
         "name": "tiny",
-        "model": {"mixer": "G-cg-q-12o", "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 1, "rank": 4},
-        "data": {"source": str(folder / "corpus"), "context": 32, "cache": str(folder / "prepared"), "validation": 0.1},
+        "model": {
+            "mixer": "G-cg-q-12o",
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_heads": 1,
+            "rank": 4,
+        },
+        "data": {
+            "source": str(folder / "corpus"),
+            "context": 32,
+            "cache": str(folder / "prepared"),
+            "validation": 0.1,
+        },
         "training": {
             "steps": 8,
             "batch_tokens": 256,

@@ -15,8 +15,14 @@ def write(folder, content="weights"):
 def test_put_in_place_and_found(tmp_path):
     for step in (20, 100, 3):
         write(tmp_path / checkpoints.ASIDE / f"checkpoint-{step}")
-        checkpoints.put_in_place(tmp_path / checkpoints.ASIDE / f"checkpoint-{step}", tmp_path / f"checkpoint-{step}")
-    assert [path.name for path in checkpoints.checkpoints(tmp_path)] == ["checkpoint-100", "checkpoint-20", "checkpoint-3"]
+        checkpoints.put_in_place(
+            tmp_path / checkpoints.ASIDE / f"checkpoint-{step}", tmp_path / f"checkpoint-{step}"
+        )
+    assert [path.name for path in checkpoints.checkpoints(tmp_path)] == [
+        "checkpoint-100",
+        "checkpoint-20",
+        "checkpoint-3",
+    ]
     assert checkpoints.newest_complete(tmp_path) == tmp_path / "checkpoint-100"
     checkpoints.remove_old(tmp_path, keep=2)
     assert len(checkpoints.checkpoints(tmp_path)) == 2

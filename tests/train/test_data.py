@@ -48,7 +48,9 @@ def test_from_the_cache_unless_it_was_touched_or_the_source_changed(settings, co
 
 
 def test_nothing_half_written_stays(settings, monkeypatch, tmp_path):
-    monkeypatch.setattr("hypermlp.train.data.save_tokenizer", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(
+        "hypermlp.train.data.save_tokenizer", lambda *_: (_ for _ in ()).throw(OSError("disk full"))
+    )
     with pytest.raises(OSError, match="disk full"):
         prepare(settings, quiet=True)
     assert list((tmp_path / "prepared").iterdir()) == []
@@ -82,7 +84,9 @@ def test_a_dataset_gives_the_same_streamed_or_not(tmp_path, monkeypatch, streami
 
 
 def test_sources_that_are_not_there(tmp_path):
-    with pytest.raises(ValueError, match="does not exist; allowed: 'stdlib', a file, a folder, or 'hub:NAME'"):
+    with pytest.raises(
+        ValueError, match="does not exist; allowed: 'stdlib', a file, a folder, or 'hub:NAME'"
+    ):
         list(documents(DataSettings(source=str(tmp_path / "nowhere"))))
     (tmp_path / "x.bin").write_bytes(b"1")
     with pytest.raises(ValueError, match="allowed are files of .txt"):
@@ -103,7 +107,9 @@ def test_sequences_cover_an_epoch_once_and_are_a_function_of_their_index(setting
     assert sorted(firsts[:epoch]) == sorted(firsts[epoch:]) == [32 * i for i in range(epoch)]
     assert firsts[:epoch] != firsts[epoch:]
     again = Sequences(prepared, "train", settings, count=10_000, seed=3)
-    assert torch.equal(again[epoch + 3]["input_ids"], sequences[epoch + 3]["input_ids"])  # without having seen those before
+    assert torch.equal(
+        again[epoch + 3]["input_ids"], sequences[epoch + 3]["input_ids"]
+    )  # without having seen those before
     assert Sequences(prepared, "train", settings, count=9, seed=4).first_token(0) != firsts[0]
 
 
@@ -113,7 +119,9 @@ def test_targets_are_the_next_tokens_and_stop_at_the_end_of_a_document(settings)
     sequences = Sequences(prepared, "train", settings, count=100, seed=3)
     for index in range(sequences.per_epoch):
         item, first = sequences[index], sequences.first_token(index)
-        assert torch.equal(item["input_ids"], torch.tensor(np.array(tokens[first : first + 32], dtype=np.int64)))
+        assert torch.equal(
+            item["input_ids"], torch.tensor(np.array(tokens[first : first + 32], dtype=np.int64))
+        )
         for place in range(32):
             position = first + place + 1
             expected = IGNORED if position in begins else int(tokens[position])
@@ -151,7 +159,11 @@ def test_trained_and_named_tokenizers(corpus, tmp_path):
     assert len(trained(texts[3]).input_ids) < len(texts[3].encode())
     trained.save_pretrained(tmp_path / "tokenizer")
     assert build_tokenizer(str(tmp_path / "tokenizer"), [])(texts[5]).input_ids == trained(texts[5]).input_ids
-    for name, message in (("bpe:12", "at least 257"), ("bpe:many", "at least 257"), (str(tmp_path / "none"), "cannot be loaded")):
+    for name, message in (
+        ("bpe:12", "at least 257"),
+        ("bpe:many", "at least 257"),
+        (str(tmp_path / "none"), "cannot be loaded"),
+    ):
         with pytest.raises(ValueError, match=message):
             build_tokenizer(name, texts)
 
@@ -160,9 +172,16 @@ def test_merges_are_recovered_from_ranks(corpus):
     """tiktoken gives ranks of tokens; what we make of them must cut as the original does."""
     texts = [path.read_text() for path in sorted(corpus.iterdir())]
     original = build_tokenizer("bpe:320", texts)
-    to_byte = {c: b for b, c in ((b, build_tokenizer("bytes", []).convert_ids_to_tokens(b)) for b in range(256))}
+    to_byte = {
+        c: b for b, c in ((b, build_tokenizer("bytes", []).convert_ids_to_tokens(b)) for b in range(256))
+    }
     pieces = {token: i for token, i in original.get_vocab().items() if token != "<|endoftext|>"}
-    ranks = {bytes(to_byte[c] for c in token): rank for rank, token in enumerate(sorted(pieces, key=pieces.__getitem__))}
+    ranks = {
+        bytes(to_byte[c] for c in token): rank
+        for rank, token in enumerate(sorted(pieces, key=pieces.__getitem__))
+    }
     again = from_ranks(ranks)
     for text in texts[:5]:
-        assert again.convert_ids_to_tokens(again(text).input_ids) == original.convert_ids_to_tokens(original(text).input_ids)
+        assert again.convert_ids_to_tokens(again(text).input_ids) == original.convert_ids_to_tokens(
+            original(text).input_ids
+        )

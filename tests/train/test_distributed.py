@@ -17,7 +17,11 @@ SCHEDULE = ["training.decay_steps=8"]
 
 def torchrun(recipe_file, folder, *arguments):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    words = [word for override in (*SCHEDULE, *arguments) for word in (("--set", override) if "=" in override else (override,))]
+    words = [
+        word
+        for override in (*SCHEDULE, *arguments)
+        for word in (("--set", override) if "=" in override else (override,))
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, "-m", "hypermlp", "train", str(recipe_file), "--out", str(folder), *words],

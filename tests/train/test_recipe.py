@@ -7,7 +7,9 @@ from hypermlp.train.recipe import load_recipe
 
 
 def test_values_and_overrides(recipe_file):
-    recipe = load_recipe(str(recipe_file), ["training.learning_rate=6e-4", "training.steps=5", "model.mixer=S-p", "name=other"])
+    recipe = load_recipe(
+        str(recipe_file), ["training.learning_rate=6e-4", "training.steps=5", "model.mixer=S-p", "name=other"]
+    )
     assert recipe.training.learning_rate == 6e-4
     assert (recipe.training.steps, recipe.model["mixer"], recipe.name) == (5, "S-p", "other")
     assert recipe.sequences_per_step == 8
@@ -24,8 +26,14 @@ def test_values_and_overrides(recipe_file):
         ("training.steps=true", "training.steps is True; it must be int"),
         ("training.steps=0", "training.steps is 0; it must be positive"),
         ("training.batch_tokens=100", "a multiple of data.context = 32"),
-        ("training.decay_steps=1", "training.decay_steps is 1; it must be at least training.warmup_steps = 2, or that less"),
-        ("training.steps=1", "training.steps is 1; it must be at least training.warmup_steps = 2, or that less"),
+        (
+            "training.decay_steps=1",
+            "training.decay_steps is 1; it must be at least training.warmup_steps = 2, or that less",
+        ),
+        (
+            "training.steps=1",
+            "training.steps is 1; it must be at least training.warmup_steps = 2, or that less",
+        ),
         ("training.betas=[a, b]", "two numbers"),
         ("training.learning_rate=.inf", "positive and finite"),
         ("model.mixer=[S-p,", "the value is not YAML"),
@@ -70,15 +78,28 @@ def test_parameters_are_matched_by_the_width_of_the_mlp(recipe_file, mixer):
         return sum(parameter.numel() for parameter in HyperMLPForCausalLM(config).parameters())
 
     wanted = count("model.mixer=G-cg-q-12o", "model.hidden_size=64")
-    assert count(f"model.mixer={mixer}", "model.hidden_size=64", "model.match_parameters=G-cg-q-12o") == pytest.approx(wanted, rel=0.005)
+    assert count(
+        f"model.mixer={mixer}", "model.hidden_size=64", "model.match_parameters=G-cg-q-12o"
+    ) == pytest.approx(wanted, rel=0.005)
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["model.match_parameters=Q"], "unknown mixer 'Q'"),
-        (["model.match_parameters=S-p", "model.intermediate_size=64"], "model.intermediate_size is 64; it must be left out"),
-        (["model.match_parameters=S-p", "data.context=512", "training.batch_tokens=2048", "model.mixer=G-cg-q-12o"], "some MLP width"),
+        (
+            ["model.match_parameters=S-p", "model.intermediate_size=64"],
+            "model.intermediate_size is 64; it must be left out",
+        ),
+        (
+            [
+                "model.match_parameters=S-p",
+                "data.context=512",
+                "training.batch_tokens=2048",
+                "model.mixer=G-cg-q-12o",
+            ],
+            "some MLP width",
+        ),
     ],
 )
 def test_parameters_that_cannot_be_matched(recipe_file, overrides, message):

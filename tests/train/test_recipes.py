@@ -11,7 +11,11 @@ from hypermlp.train.sharding import sharded_dim
 
 NAMES = ["demo", "cpu-mini", "nanogpt-124m", "lm-340m", "lm-1.3b"]
 VOCABULARY = {"nanogpt-124m": 50257, "lm-340m": 32000, "lm-1.3b": 32000}
-SOFTMAX = {"nanogpt-124m": 123_587_328, "lm-340m": 341_099_520, "lm-1.3b": 1_298_761_728}  # the same model with attention, as published
+SOFTMAX = {
+    "nanogpt-124m": 123_587_328,
+    "lm-340m": 341_099_520,
+    "lm-1.3b": 1_298_761_728,
+}  # the same model with attention, as published
 
 
 def build(name, *overrides):
@@ -33,7 +37,11 @@ def test_what_is_counted_is_what_is_built(name):
     recipe, model = build(name)
     config, mixer = model.config, model.config.mixer_config(0)
     matrices = 2 if config.block == "gpt2" else 3
-    layer = parameter_count(mixer) + matrices * config.hidden_size * config.intermediate_size + 2 * config.hidden_size
+    layer = (
+        parameter_count(mixer)
+        + matrices * config.hidden_size * config.intermediate_size
+        + 2 * config.hidden_size
+    )
     assert count(model) == config.num_hidden_layers * layer + (config.vocab_size + 1) * config.hidden_size
     assert recipe.accumulation(1) * recipe.training.micro_batch == recipe.sequences_per_step
 
@@ -63,7 +71,11 @@ def test_optimizer_groups(name):
 
 @pytest.mark.parametrize(
     ("name", "steps", "tokens", "warmup"),
-    [("nanogpt-124m", 40_000, 491_520, 2_000), ("lm-340m", 28_610, 524_288, 1_907), ("lm-1.3b", 190_735, 524_288, 1_907)],
+    [
+        ("nanogpt-124m", 40_000, 491_520, 2_000),
+        ("lm-340m", 28_610, 524_288, 1_907),
+        ("lm-1.3b", 190_735, 524_288, 1_907),
+    ],
 )
 def test_token_arithmetic(name, steps, tokens, warmup):
     recipe = load_recipe(name)
@@ -73,7 +85,9 @@ def test_token_arithmetic(name, steps, tokens, warmup):
         assert recipe.accumulation(1) == 40
         assert training.steps / training.eval_every == 80
         assert training.learning_rate * learning_rate_factor(0, training) == pytest.approx(6e-4 / 2001)
-        assert training.learning_rate * learning_rate_factor(40_000, training) == pytest.approx(5.946e-4, rel=1e-4)
+        assert training.learning_rate * learning_rate_factor(40_000, training) == pytest.approx(
+            5.946e-4, rel=1e-4
+        )
     else:
         wanted = {"lm-340m": 15e9, "lm-1.3b": 100e9}[name]
         assert steps == round(wanted / tokens)
@@ -96,7 +110,10 @@ def test_the_sharding_plan_reaches_every_parameter(name):
     _, model = build(name)
     in_blocks = {id(p) for block in model.model.layers for p in block.parameters()}
     rest = [parameter for key, parameter in model.named_parameters() if id(parameter) not in in_blocks]
-    assert {key for key, p in model.named_parameters() if id(p) not in in_blocks} == {"model.embed_tokens.weight", "model.norm.weight"}
+    assert {key for key, p in model.named_parameters() if id(p) not in in_blocks} == {
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+    }
     assert sum(p.numel() for p in rest) < 0.35 * count(model)
     for p in model.parameters():
         assert p.shape[sharded_dim(p.shape, 8)] % 8 == 0

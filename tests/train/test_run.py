@@ -48,7 +48,10 @@ def losses(folder):
 def test_a_run_learns_and_ends_with_a_model_that_loads(recipe_file, tmp_path):
     final = train(load_recipe(str(recipe_file)), tmp_path / "run")
     model = HyperMLPForCausalLM.from_pretrained(final)
-    assert_same(dict(model.state_dict()), dict(HyperMLPForCausalLM.from_pretrained(tmp_path / "run" / "checkpoint-8").state_dict()))
+    assert_same(
+        dict(model.state_dict()),
+        dict(HyperMLPForCausalLM.from_pretrained(tmp_path / "run" / "checkpoint-8").state_dict()),
+    )
     curve = losses(tmp_path / "run")
     assert [step for step, _ in curve] == list(range(1, 9))
     assert curve[-1][1] < curve[0][1] - 0.2
@@ -60,7 +63,9 @@ def test_half_and_half_equals_the_whole(recipe_file, tmp_path):
     interrupted = load_recipe(str(recipe_file), ["training.steps=4", "training.decay_steps=8"])
     train(interrupted, tmp_path / "halves")
     train(load_recipe(str(recipe_file), ["training.decay_steps=8"]), tmp_path / "halves", resume=True)
-    assert_same(everything(tmp_path / "whole" / "checkpoint-8"), everything(tmp_path / "halves" / "checkpoint-8"))
+    assert_same(
+        everything(tmp_path / "whole" / "checkpoint-8"), everything(tmp_path / "halves" / "checkpoint-8")
+    )
     assert losses(tmp_path / "whole") == losses(tmp_path / "halves")
 
 
@@ -93,7 +98,9 @@ def test_init_from_takes_the_weights_and_nothing_else(recipe_file, tmp_path):
     first, second = losses(tmp_path / "first"), losses(tmp_path / "second")
     assert second[0][0] == 1  # counts from the beginning
     assert second[0][1] < first[0][1] - 0.2
-    train(recipe, tmp_path / "third", resume=True, init_from=str(final))  # nothing to resume from: begins with the weights
+    train(
+        recipe, tmp_path / "third", resume=True, init_from=str(final)
+    )  # nothing to resume from: begins with the weights
     assert losses(tmp_path / "third") == second
 
 
@@ -111,7 +118,9 @@ def test_init_from_is_remembered_until_the_first_checkpoint(recipe_file, tmp_pat
 def test_weights_that_do_not_fit_are_refused(recipe_file, tmp_path):
     final = train(load_recipe(str(recipe_file)), tmp_path / "first")
     with pytest.raises(ValueError, match="do not fit the recipe's model"):
-        train(load_recipe(str(recipe_file), ["model.hidden_size=64"]), tmp_path / "second", init_from=str(final))
+        train(
+            load_recipe(str(recipe_file), ["model.hidden_size=64"]), tmp_path / "second", init_from=str(final)
+        )
     with pytest.raises(ValueError, match="--init-from is .*, which has no model"):
         train(load_recipe(str(recipe_file)), tmp_path / "second", init_from=str(tmp_path))
 
@@ -180,7 +189,13 @@ def test_a_gradient_that_is_no_number_stops_before_the_update(recipe_file, tmp_p
 
 
 def test_an_exploding_loss_stops(recipe_file, tmp_path, capsys):
-    overrides = ["training.steps=60", "training.learning_rate=9", "training.explosion=1.5", "training.warmup_steps=40", "training.clip=1e9"]
+    overrides = [
+        "training.steps=60",
+        "training.learning_rate=9",
+        "training.explosion=1.5",
+        "training.warmup_steps=40",
+        "training.clip=1e9",
+    ]
     arguments = [word for override in overrides for word in ("--set", override)]
     assert main(["train", str(recipe_file), "--out", str(tmp_path / "run"), *arguments]) == 2
     assert "the batch is in" in capsys.readouterr().err
@@ -198,7 +213,15 @@ def run_command(arguments, limit=None):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
 def test_a_signal_saves_and_stops(recipe_file, tmp_path, server, number):
     run = tmp_path / "run"
-    arguments = [str(recipe_file), "--out", str(run), "--set", "training.steps=500", "--set", "training.save_every=500"]
+    arguments = [
+        str(recipe_file),
+        "--out",
+        str(run),
+        "--set",
+        "training.steps=500",
+        "--set",
+        "training.save_every=500",
+    ]
     process = server.Process(target=run_command, args=(arguments,))
     process.start()
     while not (run / "metrics.jsonl").exists() or len(losses(run)) < 3:
@@ -234,7 +257,9 @@ def test_killed_at_20_random_moments_the_weights_are_the_same(recipe_file, tmp_p
         return max(map(checkpoints.step_of, checkpoints.checkpoints(folder)), default=0)
 
     def attempt(folder, kill_after=None):
-        process = server.Process(target=run_command, args=([str(recipe_file), "--out", str(folder), "--resume", *settings],))
+        process = server.Process(
+            target=run_command, args=([str(recipe_file), "--out", str(folder), "--resume", *settings],)
+        )
         began = step(folder)
         process.start()
         if kill_after is not None:
@@ -250,7 +275,11 @@ def test_killed_at_20_random_moments_the_weights_are_the_same(recipe_file, tmp_p
     moments, kills, runs, resumed = random.Random(0), 0, 0, 0
     while kills < 20:
         folder, runs = tmp_path / f"killed-{runs}", runs + 1
-        while (code := attempt(folder, (moments.randrange(4), moments.uniform(0.01, 0.2)) if kills < 20 else None)) != 0:
+        while (
+            code := attempt(
+                folder, (moments.randrange(4), moments.uniform(0.01, 0.2)) if kills < 20 else None
+            )
+        ) != 0:
             assert code == -signal.SIGKILL
             kills += 1
             resumed += step(folder) > 0

@@ -66,12 +66,29 @@ def test_serve_answers_like_openai(run, tmp_path):
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     with open(tmp_path / "log", "w") as log:
-        command = [sys.executable, "-m", "hypermlp", "serve", str(run), "--port", str(port), "--device", "cpu"]
+        command = [
+            sys.executable,
+            "-m",
+            "hypermlp",
+            "serve",
+            str(run),
+            "--port",
+            str(port),
+            "--device",
+            "cpu",
+        ]
         server = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        body = {"model": str((run / "final").resolve()), "prompt": "document 1", "max_tokens": 5, "temperature": 0}
+        body = {
+            "model": str((run / "final").resolve()),
+            "prompt": "document 1",
+            "max_tokens": 5,
+            "temperature": 0,
+        }
         request = urllib.request.Request(
-            f"http://localhost:{port}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+            f"http://localhost:{port}/v1/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
         )
         answer = None
         for _ in range(120):

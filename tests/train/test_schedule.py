@@ -10,7 +10,16 @@ from hypermlp.train.schedule import learning_rate_factor, optimizer_groups
 
 def rate(step, **settings):
     training = TrainingSettings(
-        **({"steps": 40_000, "batch_tokens": 1, "learning_rate": 6e-4, "min_learning_rate": 6e-5, "warmup_steps": 2000} | settings)
+        **(
+            {
+                "steps": 40_000,
+                "batch_tokens": 1,
+                "learning_rate": 6e-4,
+                "min_learning_rate": 6e-5,
+                "warmup_steps": 2000,
+            }
+            | settings
+        )
     )
     return training.learning_rate * learning_rate_factor(step, training)
 
@@ -25,13 +34,22 @@ def test_warm_up_and_cosine():
 
 
 def test_matrices_are_decayed_and_nothing_is_counted_twice():
-    model = HyperMLPForCausalLM(HyperMLPConfig(hidden_size=32, num_hidden_layers=2, max_position_embeddings=16, vocab_size=50))
+    model = HyperMLPForCausalLM(
+        HyperMLPConfig(hidden_size=32, num_hidden_layers=2, max_position_embeddings=16, vocab_size=50)
+    )
     settings = {"steps": 1, "batch_tokens": 1, "learning_rate": 1.0, "weight_decay": 0.1}
     decayed, rest = optimizer_groups(model, TrainingSettings(**settings))
     assert (decayed["weight_decay"], rest["weight_decay"]) == (0.1, 0.0)
     names = {id(p): name for name, p in model.named_parameters()}
-    assert {names[id(p)].split(".")[-2] for p in rest["params"]} == {"mixer_norm", "mlp_norm", "norm", "gates"}
-    assert any("mix1.diag" in names[id(p)] for p in decayed["params"])  # two dimensions: the host's rule decays it
+    assert {names[id(p)].split(".")[-2] for p in rest["params"]} == {
+        "mixer_norm",
+        "mlp_norm",
+        "norm",
+        "gates",
+    }
+    assert any(
+        "mix1.diag" in names[id(p)] for p in decayed["params"]
+    )  # two dimensions: the host's rule decays it
     both = [*decayed["params"], *rest["params"]]
     assert len({id(p) for p in both}) == len(both) == len(list(model.parameters()))
     (everything,) = optimizer_groups(model, TrainingSettings(**settings, decayed="all"))

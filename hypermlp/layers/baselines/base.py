@@ -3,18 +3,18 @@
 Shapes: B batch, T new positions, P positions in the state, D hidden size.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
+import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from hypermlp.config import is_integer, require
+from hypermlp.errors import UserError
 from hypermlp.layers.state import Rows, check_index, require_kind, starts_to_go_on
 from hypermlp.ops.api import autocast_enabled
 from hypermlp.ops.layout import check_starts_form, raise_where, row_starts
@@ -34,12 +34,15 @@ class BaselineConfig:
     """Standard deviation of the initial matrices."""
 
     def __post_init__(self) -> None:
+        kinds = typing.get_type_hints(type(self))  # annotations may be strings
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.type == "int":
+            value, kind = getattr(self, field.name), kinds[field.name]
+            if kind is int:
                 least = 0 if field.default == 0 else 1
-                require(field.name, value, is_integer(value) and value >= least, f"an integer, {least} or more")
-            elif field.type == "float":
+                require(
+                    field.name, value, is_integer(value) and value >= least, f"an integer, {least} or more"
+                )
+            elif kind is float:
                 is_number = isinstance(value, int | float) and not isinstance(value, bool)
                 require(field.name, value, is_number and 0 < value < math.inf, "a positive finite number")
 
@@ -51,10 +54,16 @@ class BaselineConfig:
     def choose_heads(self, *, width: int = 64, least: int = 1, multiple: int = 1) -> None:
         """The field ``num_heads``, if it was left at 0: heads of about this width. ``multiple``: what a head's width must divide by."""
         hidden, parts = self.hidden_size, self.hidden_size // multiple
-        require("hidden_size", hidden, hidden % multiple == 0 and hidden >= multiple, f"a multiple of {multiple}")
+        require(
+            "hidden_size", hidden, hidden % multiple == 0 and hidden >= multiple, f"a multiple of {multiple}"
+        )
         self.fill("num_heads", largest_divisor(parts, max(least, hidden // width)))
         heads: int = self.num_heads  # type: ignore[attr-defined]
-        rule = f"a divisor of hidden_size = {hidden}" if multiple == 1 else f"a divisor of hidden_size / {multiple} = {parts}"
+        rule = (
+            f"a divisor of hidden_size = {hidden}"
+            if multiple == 1
+            else f"a divisor of hidden_size / {multiple} = {parts}"
+        )
         require("num_heads", heads, parts % heads == 0, rule)
 
 
@@ -84,7 +93,12 @@ class BaselineState:
 
     def get(self, name: str) -> Tensor | None:
         known = self._fixed.get(name)
-        if known is not None and not torch.compiler.is_compiling() and known.is_inference() and not torch.is_inference_mode_enabled():
+        if (
+            known is not None
+            and not torch.compiler.is_compiling()
+            and known.is_inference()
+            and not torch.is_inference_mode_enabled()
+        ):
             return known.clone()  # autograd does not take the other
         return known
 
@@ -126,27 +140,29 @@ class BaselineState:
     def device(self) -> torch.device | None:
         return next((x.device for x in self.tensors()), None)
 
-    def reorder(self, index: Tensor) -> BaselineState:
+    def reorder(self, index: Tensor) -> Self:
         """Sequence ``index[i]`` becomes sequence i; any number of them, as beam search needs."""
         index = check_index(index, self.batch_size)
         self._map(lambda x: x.index_select(0, index.to(x.device)))
         self.batch_size = index.numel()
         return self
 
-    def repeat(self, times: int) -> BaselineState:
+    def repeat(self, times: int) -> Self:
         """Each sequence ``times`` times in a row."""
         require("times", times, is_integer(times) and times > 0, "a positive integer")
         return self.reorder(torch.arange(self.batch_size).repeat_interleave(times))
 
-    def crop(self, length: int) -> BaselineState:
+    def crop(self, length: int) -> Self:
         """Forget all but the first ``length`` positions. What a recurrence has taken in stays, so it can only forget all."""
         if not 0 <= length <= self.length:
-            raise ValueError(f"length is {length}; the state can be cropped to between 0 and {self.length} positions")
+            raise UserError(
+                f"length is {length}; the state can be cropped to between 0 and {self.length} positions"
+            )
         if length == 0:
             self.__init__(self.batch_size, self.config)  # type: ignore[misc]
         elif length < self.length:
             if self._fixed:
-                raise ValueError(
+                raise UserError(
                     f"cannot crop to {length} of {self.length} positions: a recurrence does not go back; clone() a state before"
                 )
             self.length = length
@@ -155,19 +171,19 @@ class BaselineState:
             self.starts = None if self.starts is None else self.starts[:, :length]
         return self
 
-    def to(self, *args: Any, **kwargs: Any) -> BaselineState:
+    def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move or cast, as ``Tensor.to``; ``starts`` stay integers."""
         self._map(lambda x: x.to(*args, **kwargs) if x.is_floating_point() else x)
         if self.starts is not None and self.device is not None:
             self.starts = self.starts.to(self.device)
         return self
 
-    def detach(self) -> BaselineState:
+    def detach(self) -> Self:
         """Cut the gradient: later calls do not reach back into earlier ones."""
         self._map(torch.detach)
         return self
 
-    def clone(self) -> BaselineState:
+    def clone(self) -> "BaselineState":
         other = BaselineState(self.batch_size, self.config)
         other.length, other.starts = self.length, self.starts
         other._fixed, other._rows = dict(self._fixed), dict(self._rows)
@@ -176,7 +192,11 @@ class BaselineState:
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
         self._fixed = {name: change(x) for name, x in self._fixed.items()}
-        self._rows = {name: Rows(change(x)) for name, x in ((n, rows.get()) for n, rows in self._rows.items()) if x is not None}
+        self._rows = {
+            name: Rows(change(x))
+            for name, x in ((n, rows.get()) for n, rows in self._rows.items())
+            if x is not None
+        }
         self.starts = None if self.starts is None else change(self.starts)
 
     def __repr__(self) -> str:
@@ -221,7 +241,9 @@ class Baseline(nn.Module):
         require("batch_size", batch_size, is_integer(batch_size) and batch_size > 0, "a positive integer")
         return BaselineState(batch_size, self.config)
 
-    def forward(self, x: Tensor, *, state: BaselineState | None = None, starts: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, *, state: BaselineState | None = None, starts: Tensor | None = None
+    ) -> Tensor:
         """Mix ``x``, ``[B, T, D]``. ``state`` and ``starts`` as for a ``Mixer``."""
         self._check(x, state, starts)
         past = 0 if state is None else state.length
@@ -233,10 +255,16 @@ class Baseline(nn.Module):
             starts = starts.long()
             padding = state is not None and starts.dim() == 1  # may go on in a later chunk
             rows = row_starts(starts.clamp(max=total) if padding else starts, new, total, -1)
-            reach = torch.arange(past + 1, total + 1, device=x.device) - rows  # positions that each one sees, itself included
+            reach = (
+                torch.arange(past + 1, total + 1, device=x.device) - rows
+            )  # positions that each one sees, itself included
             if self.recurrent:
-                self._check_documents(reach, past, None if state is None or state.starts is None else state.starts[:, -1])
-            x = x.masked_fill((reach < 1)[:, :, None], 0)  # padding: whatever stands there, even NaN, goes no further
+                self._check_documents(
+                    reach, past, None if state is None or state.starts is None else state.starts[:, -1]
+                )
+            x = x.masked_fill(
+                (reach < 1)[:, :, None], 0
+            )  # padding: whatever stands there, even NaN, goes no further
         out: Tensor = self.mix(x, state, reach)
         if reach is not None:
             out = out.masked_fill((reach < 1)[:, :, None], 0)
@@ -253,7 +281,9 @@ class Baseline(nn.Module):
         raise NotImplementedError
 
     def _check_documents(self, reach: Tensor, past: int, known: Tensor | None) -> None:
-        before = torch.full_like(reach[:, :1], past) if known is None else (past - known[:, None]).clamp(min=0)
+        before = (
+            torch.full_like(reach[:, :1], past) if known is None else (past - known[:, None]).clamp(min=0)
+        )
         expected = torch.cat([before, reach[:, :-1]], dim=1) + 1
         raise_where(
             (reach > 1) & (reach != expected),
@@ -265,14 +295,20 @@ class Baseline(nn.Module):
     def _check(self, x: Tensor, state: BaselineState | None, starts: Tensor | None) -> None:
         require("x", type(x), isinstance(x, Tensor), "a tensor")
         if x.dim() != 3 or x.shape[-1] != self.config.hidden_size or 0 in x.shape:
-            raise ValueError(f"x has shape {list(x.shape)}; it must be [batch, positions, {self.config.hidden_size}], none empty")
+            raise UserError(
+                f"x has shape {list(x.shape)}; it must be [batch, positions, {self.config.hidden_size}], none empty"
+            )
         weight = next(self.parameters())
         if x.dtype != weight.dtype and not autocast_enabled(x.device.type):
-            raise ValueError(f"x is {x.dtype}, the layer {weight.dtype}; cast one of them, or use torch.autocast")
+            raise UserError(
+                f"x is {x.dtype}, the layer {weight.dtype}; cast one of them, or use torch.autocast"
+            )
         if state is not None and (not isinstance(state, BaselineState) or state.config != self.config):
-            raise ValueError(f"the state belongs to another layer, {state!r}; make one with this layer's new_state")
+            raise UserError(
+                f"the state belongs to another layer, {state!r}; make one with this layer's new_state"
+            )
         if state is not None and state.batch_size != x.shape[0]:
-            raise ValueError(
+            raise UserError(
                 f"x has batch size {x.shape[0]}, the state {state.batch_size}; make one with new_state(batch_size={x.shape[0]})"
             )
         if starts is not None:

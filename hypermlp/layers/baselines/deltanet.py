@@ -1,7 +1,5 @@
 """DeltaNet: a memory that replaces what a key had, instead of adding to it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -3,8 +3,6 @@
 Shapes: B batch, T new positions, S positions so far, H maps (two for each head), C their width.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -62,8 +60,14 @@ class DifferentialAttention(Baseline):
         if state is not None:
             k, v = state.extended("keys", k), state.extended("values", v)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2).repeat(1, 2, 1, 1)
-        mask = None if reach is None and q.shape[2] in (1, k.shape[2]) else visible_mask(q.shape[2], k.shape[2], reach, x.device)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None and q.shape[2] > 1)
+        mask = (
+            None
+            if reach is None and q.shape[2] in (1, k.shape[2])
+            else visible_mask(q.shape[2], k.shape[2], reach, x.device)
+        )
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None and q.shape[2] > 1
+        )
         first, second = out.chunk(2, dim=1)
         dtype = torch.promote_types(x.dtype, torch.float32)
         plus, minus = (self.lambda_q.to(dtype) * self.lambda_k).sum(-1).exp()

@@ -1,7 +1,5 @@
 """Gated DeltaNet: DeltaNet that also forgets, at a rate of each head."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp.config import require
-from hypermlp.layers.baselines.base import Baseline, BaselineConfig, BaselineState, largest_divisor, remembered
+from hypermlp.layers.baselines.base import (
+    Baseline,
+    BaselineConfig,
+    BaselineState,
+    largest_divisor,
+    remembered,
+)
 from hypermlp.layers.baselines.parts import initial_conv, initial_step_bias, short_conv
 from hypermlp.layers.baselines.recurrence import delta_rule
 
@@ -32,9 +36,19 @@ class GatedDeltaNetConfig(BaselineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require("hidden_size", self.hidden_size, self.hidden_size % 4 == 0, "a multiple of 4: keys have three quarters of it")
+        require(
+            "hidden_size",
+            self.hidden_size,
+            self.hidden_size % 4 == 0,
+            "a multiple of 4: keys have three quarters of it",
+        )
         self.fill("num_heads", largest_divisor(self.key_width, self.key_width // 256))
-        require("num_heads", self.num_heads, self.key_width % self.num_heads == 0, f"a divisor of the keys' width {self.key_width}")
+        require(
+            "num_heads",
+            self.num_heads,
+            self.key_width % self.num_heads == 0,
+            f"a divisor of the keys' width {self.key_width}",
+        )
 
 
 class GatedDeltaNet(Baseline):
@@ -58,7 +72,11 @@ class GatedDeltaNet(Baseline):
     def initial_values(self) -> dict[str, Tensor]:
         heads = self.config.num_heads
         rates = torch.empty(heads).uniform_(1e-3, 16)
-        return {"conv": initial_conv(*self.conv.shape), "log_rate": rates.log(), "step_bias": initial_step_bias(heads)}
+        return {
+            "conv": initial_conv(*self.conv.shape),
+            "log_rate": rates.log(),
+            "step_bias": initial_step_bias(heads),
+        }
 
     def mix(self, x: Tensor, state: BaselineState | None, reach: Tensor | None) -> Tensor:
         dtype = torch.promote_types(x.dtype, torch.float32)
@@ -67,7 +85,9 @@ class GatedDeltaNet(Baseline):
         q, k, v = (y.unflatten(-1, (self.config.num_heads, -1)) for y in qkv.split(self.qkv_sizes, dim=-1))
         q, k = F.normalize(q, dim=-1) * q.shape[-1] ** -0.5, F.normalize(k, dim=-1)
         decay = -self.log_rate.to(dtype).exp() * F.softplus(step.to(dtype) + self.step_bias)
-        out, memory = delta_rule(q, k, v, torch.sigmoid(beta)[..., None], decay[..., None], remembered(state, "memory"), reach)
+        out, memory = delta_rule(
+            q, k, v, torch.sigmoid(beta)[..., None], decay[..., None], remembered(state, "memory"), reach
+        )
         if state is not None:
             state["memory"] = memory
         return self.o_proj(self.norm(out.to(x.dtype)).flatten(2) * F.silu(gate))

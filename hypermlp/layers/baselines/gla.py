@@ -1,14 +1,18 @@
 """Gated linear attention: each row of the memory forgets at its own, input-dependent rate."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.layers.baselines.base import Baseline, BaselineConfig, BaselineState, largest_divisor, remembered
+from hypermlp.layers.baselines.base import (
+    Baseline,
+    BaselineConfig,
+    BaselineState,
+    largest_divisor,
+    remembered,
+)
 from hypermlp.layers.baselines.recurrence import gated_attention
 
 GATE_TEMPERATURE = 16.0  # log decays are divided by it: a fresh layer forgets slowly
@@ -47,7 +51,9 @@ class GatedLinearAttention(Baseline):
         *qkv, gate, low = self.in_proj(x).split(self.sizes, dim=-1)
         decay = F.logsigmoid(self.decay_proj(low)) / GATE_TEMPERATURE
         q, k, v, decay = (y.unflatten(-1, (self.config.num_heads, -1)) for y in (*qkv, decay))
-        out, memory = gated_attention(q * q.shape[-1] ** -0.5, k, v, decay, remembered(state, "memory"), reach)
+        out, memory = gated_attention(
+            q * q.shape[-1] ** -0.5, k, v, decay, remembered(state, "memory"), reach
+        )
         if state is not None:
             state["memory"] = memory
         return self.o_proj(self.norm(out.to(x.dtype)).flatten(2) * F.silu(gate))

@@ -1,7 +1,5 @@
 """Gated slot attention: a fixed number of slots, each forgetting at its own rate, read by a softmax over them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp.layers.baselines import kernels
-from hypermlp.layers.baselines.base import Baseline, BaselineConfig, BaselineState, largest_divisor, remembered
+from hypermlp.layers.baselines.base import (
+    Baseline,
+    BaselineConfig,
+    BaselineState,
+    largest_divisor,
+    remembered,
+)
 from hypermlp.layers.baselines.recurrence import gated_attention, gated_slots
 
 GATE_TEMPERATURE = 8.0  # log decays are divided by it

@@ -1,7 +1,5 @@
 """HGRN: a gated recurrence of single numbers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -38,7 +36,9 @@ class Hgrn(Baseline):
         forget = torch.sigmoid(forget.to(dtype))
         new = F.silu(new.to(dtype)) * (1 - forget)
         past = remembered(state, "memory")
-        states = scan(forget, new, new.new_zeros(new.shape[0], new.shape[2]) if past is None else past.to(dtype), reach)
+        states = scan(
+            forget, new, new.new_zeros(new.shape[0], new.shape[2]) if past is None else past.to(dtype), reach
+        )
         if state is not None:
             state["memory"] = states[:, -1].clone()
         return self.o_proj(self.norm(states.to(x.dtype)) * F.silu(gate))

@@ -1,7 +1,5 @@
 """HGRN2: HGRN with a matrix for memory; keys are what the forget gates leave."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -44,7 +42,9 @@ class Hgrn2(Baseline):
         decay = F.logsigmoid(forget)
         k = torch.sigmoid(-forget)  # 1 - exp(decay)
         q, k, v, decay = (y.unflatten(-1, (self.config.num_heads, -1)) for y in (F.silu(q), k, v, decay))
-        out, memory = gated_attention(q * q.shape[-1] ** -0.5, k, v, decay, remembered(state, "memory"), reach)
+        out, memory = gated_attention(
+            q * q.shape[-1] ** -0.5, k, v, decay, remembered(state, "memory"), reach
+        )
         if state is not None:
             state["memory"] = memory
         return self.o_proj(self.norm(out.to(x.dtype).flatten(2)))

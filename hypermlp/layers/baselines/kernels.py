@@ -3,8 +3,6 @@
 Same functions, same shapes as in recurrence.py, scan.py, gsa.py and path.py.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util
@@ -27,27 +25,45 @@ def _kernel(module: str, name: str) -> Any:
     return getattr(importlib.import_module(f"fla.ops.{module}"), name)
 
 
-def gated_attention(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
+def gated_attention(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, memory: Tensor | None
+) -> tuple[Tensor, Tensor]:
     options = {"scale": 1.0, "initial_state": memory, "output_final_state": True}
     q, k = q.to(v.dtype), k.to(v.dtype)
     if log_decay.shape[-1] == 1:
-        out: tuple[Tensor, Tensor] = _kernel("simple_gla", "chunk_simple_gla")(q, k, v, g=log_decay[..., 0].contiguous(), **options)
+        out: tuple[Tensor, Tensor] = _kernel("simple_gla", "chunk_simple_gla")(
+            q, k, v, g=log_decay[..., 0].contiguous(), **options
+        )
     else:
         out = _kernel("gla", "chunk_gla")(q, k, v, log_decay, **options)
     return out
 
 
 def slot_attention(
-    q: Tensor, k: Tensor, v: Tensor, write: Tensor, log_decay: Tensor, memories: tuple[Tensor | None, Tensor | None]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    write: Tensor,
+    log_decay: Tensor,
+    memories: tuple[Tensor | None, Tensor | None],
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     known = None if memories[0] is None else memories
     out: tuple[Tensor, tuple[Tensor, Tensor]] = _kernel("gsa", "chunk_gsa")(
-        q.to(v.dtype), k.to(v.dtype), v, write.to(v.dtype), log_decay, scale=1.0, initial_state=known, output_final_state=True
+        q.to(v.dtype),
+        k.to(v.dtype),
+        v,
+        write.to(v.dtype),
+        log_decay,
+        scale=1.0,
+        initial_state=known,
+        output_final_state=True,
     )
     return out
 
 
-def delta_rule(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
+def delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, memory: Tensor | None
+) -> tuple[Tensor, Tensor]:
     out: tuple[Tensor, Tensor] = _kernel("gated_delta_rule", "chunk_gated_delta_rule")(
         q.to(v.dtype),
         k.to(v.dtype),

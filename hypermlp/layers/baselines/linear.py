@@ -1,7 +1,5 @@
 """Linear attention: softmax's exponential replaced by a product of positive features."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -44,7 +42,9 @@ class LinearAttention(Baseline):
         if reach is not None:
             k = k * (reach > 0)[:, :, None, None]  # the features of nothing are one
         no_decay = torch.zeros_like(q[..., :1])
-        out, memory = gated_attention(q * q.shape[-1] ** -0.5, k, v, no_decay, remembered(state, "memory"), reach)
+        out, memory = gated_attention(
+            q * q.shape[-1] ** -0.5, k, v, no_decay, remembered(state, "memory"), reach
+        )
         if state is not None:
             state["memory"] = memory
         return self.o_proj(self.norm(out.to(x.dtype)).flatten(2))

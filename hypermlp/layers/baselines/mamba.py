@@ -1,7 +1,5 @@
 """Mamba: a selective state space, each channel with a few numbers that decay at input-dependent rates."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -80,7 +78,9 @@ class Mamba(Baseline):
         memory = step.new_zeros(x.shape[0], *self.log_rate.shape) if memory is None else memory.to(dtype)
         decay = -self.log_rate.to(dtype).exp()
         begins = None if reach is None else reach < 2
-        out, memory = selective_scan(inner.to(dtype), step, decay, write.to(dtype), read.to(dtype), memory, begins)
+        out, memory = selective_scan(
+            inner.to(dtype), step, decay, write.to(dtype), read.to(dtype), memory, begins
+        )
         if state is not None:
             state["memory"] = memory
         out = out.to(x.dtype) + self.skip * inner

@@ -1,7 +1,5 @@
 """Small parts of several peers."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math
@@ -31,7 +29,9 @@ def full_precision(operator: Operator) -> Operator:
     return cast(Operator, outside)
 
 
-def short_conv(x: Tensor, weight: Tensor, state: BaselineState | None, name: str, reach: Tensor | None) -> Tensor:
+def short_conv(
+    x: Tensor, weight: Tensor, state: BaselineState | None, name: str, reach: Tensor | None
+) -> Tensor:
     """Depthwise causal convolution, ``[B, T, D]``: ``y[t] = sum over lags i of weight[:, i] * x[t - i]``, within the document."""
     taps, length = weight.shape[1], x.shape[1]
     past = None if state is None else state.get(name)

@@ -3,8 +3,6 @@
 Shapes: B batch, T new positions, S positions so far, H heads, C their width.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +12,13 @@ from torch import Tensor, nn
 
 from hypermlp.layers.baselines import kernels
 from hypermlp.layers.baselines.base import Baseline, BaselineConfig, BaselineState, remembered
-from hypermlp.layers.baselines.parts import causal_pairs, full_precision, initial_conv, short_conv, visible_mask
+from hypermlp.layers.baselines.parts import (
+    causal_pairs,
+    full_precision,
+    initial_conv,
+    short_conv,
+    visible_mask,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +84,9 @@ class PathAttention(Baseline):
         past = remembered(state, "keys")
         if state is not None:
             v = state.extended("values", v.transpose(1, 2)).transpose(1, 2)
-        scores, keys = path_scores(q, k if past is None else torch.cat([past.to(k.dtype), k], dim=2), w, beta.mT[..., None])
+        scores, keys = path_scores(
+            q, k if past is None else torch.cat([past.to(k.dtype), k], dim=2), w, beta.mT[..., None]
+        )
         if state is not None:
             state["keys"] = keys
         seen = visible_mask(q.shape[2], keys.shape[2], reach, x.device)

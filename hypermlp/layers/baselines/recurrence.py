@@ -5,8 +5,6 @@ Shapes: B batch, T positions, H heads, K and V widths of keys and values, N chun
 Everything is computed in float32 at least.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -72,7 +70,11 @@ def decayed_pairs(left: Tensor, right: Tensor, left_sum: Tensor, right_sum: Tens
     if _small(left_sum - middle) and _small(right_sum - middle):
         product = (left * (left_sum - middle).exp()) @ (right * (middle - right_sum).exp()).mT
         return product.masked_fill(~pairs, 0)
-    decay = (left_sum[..., :, None, :] - right_sum[..., None, :, :]).masked_fill(~pairs[..., None], -torch.inf).exp()
+    decay = (
+        (left_sum[..., :, None, :] - right_sum[..., None, :, :])
+        .masked_fill(~pairs[..., None], -torch.inf)
+        .exp()
+    )
     return torch.einsum("...ik,...jk,...ijk->...ij", left, right, decay)
 
 
@@ -88,7 +90,12 @@ def _small(exponents: Tensor) -> bool:
 
 @full_precision
 def gated_attention(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, memory: Tensor | None = None, reach: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    memory: Tensor | None = None,
+    reach: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``S[t] = exp(g[t]) S[t-1] + k[t] v[t]'``, ``o[t] = q[t] S[t]``; returns all o, ``[B, T, H, V]``, and the last S.
 
@@ -105,14 +112,23 @@ def gated_attention(
     last = total[..., -1:, :]
     own = decayed_pairs(q, k, total, total, visible.pairs) @ v
     added = visible.keep_for_last(k * (last - total).exp()).mT @ v  # [B, H, N, K, V]
-    kept = visible.keep(last.exp().expand_as(k))[..., -1, :, None] if visible.before is not None else last.exp().mT
+    kept = (
+        visible.keep(last.exp().expand_as(k))[..., -1, :, None]
+        if visible.before is not None
+        else last.exp().mT
+    )
     memories, memory = _loop(memory, kept, added)
     return out_of_chunks(own + visible.keep(q * total.exp()) @ memories, length), memory
 
 
 @full_precision
 def gated_slots(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, memory: Tensor | None = None, reach: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    memory: Tensor | None = None,
+    reach: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As ``gated_attention``, but each column of S has its own decay: ``log_decay`` is ``[B, T, H, V]``."""
     length, size = q.shape[1], min(CHANNEL_CHUNK, q.shape[1])
@@ -126,7 +142,11 @@ def gated_slots(
     if _small(total - middle):
         own = (total - middle).exp() * (scores @ (v * (middle - total).exp()))
     else:
-        decay = (total[..., :, None, :] - total[..., None, :, :]).masked_fill(~visible.pairs[..., None], -torch.inf).exp()
+        decay = (
+            (total[..., :, None, :] - total[..., None, :, :])
+            .masked_fill(~visible.pairs[..., None], -torch.inf)
+            .exp()
+        )
         own = torch.einsum("...ij,...jv,...ijv->...iv", scores, v, decay)
     added = k.mT @ visible.keep_for_last(v * (last - total).exp())
     kept = visible.keep(last.exp().expand_as(v))[..., -1:, :] if visible.before is not None else last.exp()
@@ -177,14 +197,18 @@ def delta_rule(
     last = total[..., -1:, :]
     system = decayed_pairs(beta * k, k, total, total, visible.pairs).tril(-1)
     reads = visible.keep(k * total.exp())
-    from_values, from_memory = _solve(system, beta * torch.cat([v, reads], dim=-1)).split([v.shape[-1], k.shape[-1]], dim=-1)
+    from_values, from_memory = _solve(system, beta * torch.cat([v, reads], dim=-1)).split(
+        [v.shape[-1], k.shape[-1]], dim=-1
+    )
     scores = decayed_pairs(q, k, total, total, visible.pairs)
     queries = visible.keep(q * total.exp())
     keys = visible.keep_for_last(k * (last - total).exp()).mT
     kept = last.exp() if visible.before is None else last.exp() * visible.before[..., -1:, :]
     current = _begin(memory, keys[:, :, 0] @ v[:, :, 0])
     outs = []
-    for value, reading, score, query, keep, key in _each(from_values, from_memory, scores, queries, kept, keys):
+    for value, reading, score, query, keep, key in _each(
+        from_values, from_memory, scores, queries, kept, keys
+    ):
         written = value - reading @ current
         outs.append(score @ written + query @ current)
         current = keep * current + key @ written
@@ -216,7 +240,9 @@ def diagonal_plus_rank_one(
     system = -decayed_pairs(a, b, before, total, earlier)
     read_values = decayed_pairs(a, k, before, total, earlier) @ v
     reads = visible.keep(a * before.exp())
-    from_values, from_memory = _solve(system, torch.cat([read_values, reads], dim=-1)).split([v.shape[-1], a.shape[-1]], dim=-1)
+    from_values, from_memory = _solve(system, torch.cat([read_values, reads], dim=-1)).split(
+        [v.shape[-1], a.shape[-1]], dim=-1
+    )
     from_keys = decayed_pairs(q, k, total, total, visible.pairs) @ v
     from_writes = decayed_pairs(q, b, total, total, visible.pairs)
     queries = visible.keep(q * total.exp())

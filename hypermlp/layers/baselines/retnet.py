@@ -1,7 +1,5 @@
 """RetNet: retention, a decay for each head, rotary positions, a gate on the output."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -56,7 +54,9 @@ class RetNet(Baseline):
         q, k, v = (y.unflatten(-1, (self.config.num_heads, -1)) for y in qkv)
         q, k = (rotate(y, positions, self.config.rope_theta) for y in (q, k))
         decay = log_decays(self.config.num_heads, x)[:, None].expand(*q.shape[:3], 1)
-        out, memory = gated_attention(q * q.shape[-1] ** -0.5, k, v, decay, remembered(state, "memory"), reach)
+        out, memory = gated_attention(
+            q * q.shape[-1] ** -0.5, k, v, decay, remembered(state, "memory"), reach
+        )
         if state is not None:
             state["memory"] = memory
         return self.o_proj(self.norm(out.to(x.dtype)).flatten(2) * F.silu(gate))

@@ -3,8 +3,6 @@
 Shapes: B batch, T positions, D hidden size, H heads, C their width.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,7 +15,14 @@ from hypermlp.layers.baselines.parts import shifted
 from hypermlp.layers.baselines.recurrence import diagonal_plus_rank_one
 
 STRONGEST_DECAY = -0.606531  # -exp(-1/2), in logs
-MIXED = ("read", "decay", "key", "value", "rate", "gate")  # what blends each position with the one before, in this order
+MIXED = (
+    "read",
+    "decay",
+    "key",
+    "value",
+    "rate",
+    "gate",
+)  # what blends each position with the one before, in this order
 
 
 def _rank(hidden_size: int, factor: float, power: float) -> int:
@@ -62,11 +67,15 @@ class Rwkv7(Baseline):
         super().__init__(config)
         hidden = config.hidden_size
         self.blend = nn.Parameter(torch.empty(len(MIXED), hidden))
-        self.r_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(hidden, hidden, bias=False) for _ in range(4))
+        self.r_proj, self.k_proj, self.v_proj, self.o_proj = (
+            nn.Linear(hidden, hidden, bias=False) for _ in range(4)
+        )
         self.decay = _Small(hidden, _rank(hidden, 1.8, 0.5), nn.Tanh())
         self.rate = _Small(hidden, _rank(hidden, 1.8, 0.5), nn.Identity())
         self.gate = _Small(hidden, _rank(hidden, 0.6, 0.8), nn.Sigmoid())
-        self.decay_bias, self.rate_bias, self.removal, self.rate_on_key, self.bonus = (nn.Parameter(torch.empty(hidden)) for _ in range(5))
+        self.decay_bias, self.rate_bias, self.removal, self.rate_on_key, self.bonus = (
+            nn.Parameter(torch.empty(hidden)) for _ in range(5)
+        )
         self.norm = nn.GroupNorm(config.num_heads, hidden, eps=64e-5)
         self.reset_parameters()
 
@@ -84,7 +93,9 @@ class Rwkv7(Baseline):
 
     def mix(self, x: Tensor, state: BaselineState | None, reach: Tensor | None) -> Tensor:
         change = shifted(x, state, reach) - x
-        for_read, for_decay, for_key, for_value, for_rate, for_gate = (x + change * share for share in self.blend)
+        for_read, for_decay, for_key, for_value, for_rate, for_gate = (
+            x + change * share for share in self.blend
+        )
         r, k, v = self.r_proj(for_read), self.k_proj(for_key), self.v_proj(for_value)
         log_decay = STRONGEST_DECAY * torch.sigmoid(self.decay(for_decay) + self.decay_bias)
         rate = torch.sigmoid(self.rate(for_rate) + self.rate_bias)
@@ -92,7 +103,9 @@ class Rwkv7(Baseline):
         k = k * (1 + (rate - 1) * self.rate_on_key)
         r, k, v, rate, log_decay = (self._heads(y) for y in (r, k, v, rate, log_decay))
         removed = F.normalize(removed, dim=-1)
-        out, memory = diagonal_plus_rank_one(r, k, v, -removed, removed * rate, log_decay, remembered(state, "memory"), reach)
+        out, memory = diagonal_plus_rank_one(
+            r, k, v, -removed, removed * rate, log_decay, remembered(state, "memory"), reach
+        )
         if state is not None:
             state["memory"] = memory
         normed = self.norm(out.to(x.dtype).flatten(0, 1).flatten(1)).view(*x.shape)

@@ -3,8 +3,6 @@
 Shapes: B batch, T positions, D width, N numbers that Mamba keeps for each channel.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -47,7 +45,9 @@ def scan(keep: Tensor, add: Tensor, memory: Tensor, reach: Tensor | None = None)
     """``h[t] = keep[t] * h[t-1] + add[t]``, ``[B, T, D]``, from ``memory``, ``[B, D]``; returns all h. ``reach`` as in recurrence.py."""
     if kernels.usable(keep, reach):
         return kernels.scan(keep, add, memory)
-    out: Tensor = _Scan.apply(keep if reach is None else keep.masked_fill((reach < 2)[:, :, None], 0), add, memory)
+    out: Tensor = _Scan.apply(
+        keep if reach is None else keep.masked_fill((reach < 2)[:, :, None], 0), add, memory
+    )
     return out
 
 
@@ -56,7 +56,14 @@ class _SelectiveScan(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, step: Tensor, decay: Tensor, write: Tensor, read: Tensor, memory: Tensor, begins: Tensor | None
+        ctx: Any,
+        x: Tensor,
+        step: Tensor,
+        decay: Tensor,
+        write: Tensor,
+        read: Tensor,
+        memory: Tensor,
+        begins: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         length = x.shape[1]
         states = x.new_empty(length, *memory.shape)
@@ -75,7 +82,11 @@ class _SelectiveScan(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor, grad_last: Tensor) -> tuple[Tensor | None, ...]:
         x, step, decay, write, read, memory, begins, states = ctx.saved_tensors
         grad_scaled, grad_step = torch.empty_like(x), torch.empty_like(step)
-        grad_write, grad_read, grad_decay = torch.empty_like(write), torch.empty_like(read), torch.zeros_like(decay)
+        grad_write, grad_read, grad_decay = (
+            torch.empty_like(write),
+            torch.empty_like(read),
+            torch.zeros_like(decay),
+        )
         scaled, grad = step * x, grad_last.clone()
         for t in range(x.shape[1] - 1, -1, -1):
             grad.addcmul_(grad_out[:, t, :, None], read[:, t, None, :])  # now that of state t

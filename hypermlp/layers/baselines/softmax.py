@@ -3,8 +3,6 @@
 Shapes: B batch, T new positions, S positions so far, H heads, C their width.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -56,7 +54,9 @@ class Softmax(Baseline):
         """``[B, H, T, C], [B, H, S, C], [B, H, S, C] -> [B, H, T, C]``"""
         if reach is None and (q.shape[2] == k.shape[2] or q.shape[2] == 1):
             return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible_mask(q.shape[2], k.shape[2], reach, q.device))
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=visible_mask(q.shape[2], k.shape[2], reach, q.device)
+        )
 
     def core_flops(self, queries: int, keys: int) -> int:
         return 2 * causal_pairs(queries, keys) * 2 * self.config.hidden_size
