@@ -20,7 +20,10 @@ class MixerConfig:
     hidden_size: int
     """Width of the layer's input and output."""
     max_length: int
-    """Longest visible context: slots of the sequence mixes. Longer input is an error unless ``starts`` keeps to a window."""
+    """Longest visible context: slots of the sequence mixes.
+
+    Longer input is an error unless ``starts`` keeps to a window.
+    """
     num_heads: int = 2
     """Heads; activation "glu" has two score branches per head."""
     activation: str = "glu"
@@ -46,7 +49,10 @@ class MixerConfig:
     conv_kernel: int = 4
     """Taps of the convolution."""
     num_registers: int = 0
-    """Learned rows that stand before every context, as if they were its oldest tokens; each brings the mixes a slot."""
+    """Learned rows that stand before every context, as if they were its oldest tokens.
+
+    Each brings the mixes a slot.
+    """
     rope_theta: float = 10_000.0
     """Base of the rotary frequencies."""
     eps: float = 1e-12
@@ -128,7 +134,10 @@ class MixerConfig:
     def from_label(
         cls, label: str | Label, *, hidden_size: int, max_length: int, compression: int = 4, **settings: Any
     ) -> Self:
-        """The configuration of a label. ``compression`` divides the width of the side that q or v shrinks (the paper: 4 or 8)."""
+        """The configuration of a label.
+
+        ``compression`` divides the width of the side that q or v shrinks (the paper: 4 or 8).
+        """
         label = Label.parse(label) if isinstance(label, str) else label
         require("compression", compression, is_integer(compression) and compression > 0, "a positive integer")
         require("hidden_size", hidden_size, is_integer(hidden_size) and hidden_size > 0, "a positive integer")
@@ -150,7 +159,8 @@ class MixerConfig:
         clash = sorted(set(chosen) & set(settings) - {"qk_width", "vo_width"})
         if clash:
             raise UserError(
-                f"label {str(label)!r} already sets {', '.join(clash)}; write another label, or build a MixerConfig yourself"
+                f"label {str(label)!r} already sets {', '.join(clash)}; write another label, or build a "
+                "MixerConfig yourself"
             )
         return cls(hidden_size=hidden_size, max_length=max_length, **(chosen | settings))
 

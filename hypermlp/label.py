@@ -1,4 +1,4 @@
-"""The paper's labels: ``Base-Features-Rank-Mix``, such as ``G-cg-q-12o``. Grammar, and the paper's 33 rows as data.
+"""The paper's labels: ``Base-Features-Rank-Mix``, such as ``G-cg-q-12o``.
 
 base      S softmax, R relu of the normalised scores, G glu (softplus times relu)
 features  any of p RoPE, c convolution on the inputs of keys and values, g feature gates, in this order
@@ -17,7 +17,10 @@ BASES = "SRG"
 FEATURES = "pcg"
 RANKS = "qv"
 MIXES = ("12", "1", "2")
-GRAMMAR = "S|R|G, then optionally -[p][c][g], -q or -v, -1 or -2 or -12 each with an optional o, and a final !; for example 'G-cg-q-12o'"
+GRAMMAR = (
+    "S|R|G, then optionally -[p][c][g], -q or -v, -1 or -2 or -12 each with an optional o, and a final !; "
+    "for example 'G-cg-q-12o'"
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ class Label:
             raise _error(
                 text,
                 "!",
-                "! only without q or v, on a label with gates or a mix: it marks parameters beyond attention's",
+                "! only without q or v, on a label with gates or a mix: it marks parameters beyond "
+                "attention's",
             )
         if self.mix and not (self.rank or self.full_width):
             raise _error(text, self.mix, f"a mix paid for by q or v, or marked with !: {text}!")
@@ -88,12 +92,16 @@ class Label:
 
 def _error(text: str, wrong: str, allowed: str) -> UserError:
     return UserError(
-        f"label {text!r}: {wrong!r} is not allowed there; allowed: {allowed + '. Grammar: ' if allowed else ''}{GRAMMAR}"
+        f"label {text!r}: {wrong!r} is not allowed there; allowed: "
+        f"{allowed + '. Grammar: ' if allowed else ''}{GRAMMAR}"
     )
 
 
 class PaperRow(NamedTuple):
-    """One row of the paper's Table 1: MAD accuracies in percent, NanoGPT loss, evaluations (each 500 iterations) to a loss."""
+    """One row of the paper's Table 1:
+
+    MAD accuracies in percent, NanoGPT loss, evaluations (each 500 iterations) to a loss.
+    """
 
     compression: float
     fuzzy_recall: float

@@ -75,7 +75,10 @@ def op_inputs(
 
 
 def randomise_(module: nn.Module, *, seed: int = 0, scale: float = 0.3) -> nn.Module:
-    """Give every parameter a random value, so that no part of a fresh layer hides behind zeros; returns the module."""
+    """Give every parameter a random value, so that no part of a fresh layer hides behind zeros.
+
+    Returns the module.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -111,7 +114,9 @@ def assert_close(
 def assert_no_worse(
     actual: Tensor, plain: Tensor, exact: Tensor, *, factor: float = 2.0, what: str = "result"
 ) -> None:
-    """Raise unless ``actual`` is as near to ``exact`` as plain PyTorch in that dtype, within ``factor`` (and a few roundings)."""
+    """Raise unless ``actual`` is as near to ``exact`` as plain PyTorch in that dtype, within ``factor`` (and
+    a few roundings).
+    """
     error, allowed = relative_error(actual, exact), factor * relative_error(plain, exact)
     rounding = 4 * torch.finfo(actual.dtype).eps
     if not error <= allowed + rounding:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from hypermlp.ops.backends import BACKENDS
+from hypermlp.ops.dispatch import BACKENDS
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,8 @@ from hypermlp.costs.mixer import core_flops, forward_flops
 from hypermlp.errors import UserError
 from hypermlp.layers import Mixer
 from hypermlp.ops import available_backends, hyper_attention
-from hypermlp.ops.backends import BACKENDS
+from hypermlp.ops.arguments import Request
+from hypermlp.ops.dispatch import BACKENDS
 from hypermlp.reporting.records import check_writable, new_record, write_record
 from hypermlp.testing import op_inputs, randomise_
 
@@ -298,7 +299,11 @@ def main(args: argparse.Namespace) -> None:
         MixerConfig.from_label(args.label, hidden_size=case.hidden, max_length=case.length) for case in cases
     ]
     activation = configs[0].activation
-    able = [name for name in available_backends() if BACKENDS[name].unsupported("cpu", activation) is None]
+    able = [
+        name
+        for name in available_backends()
+        if BACKENDS[name].refusal(Request("attention", "cpu", torch.float32, activation, mixed=True)) is None
+    ]
     backends = args.backend or [name for name in able if name != "reference"]
     minutes = len(backends) * sum(4 * len(case.parts) for case in cases) * args.seconds / 60
     sizes = "one size" if len(cases) == 1 else f"{len(cases)} sizes"

@@ -17,7 +17,7 @@ from hypermlp.bench.measure import Work, quiet_stderr
 from hypermlp.config import MixerConfig
 from hypermlp.layers.baselines.softmax import SoftmaxConfig, SoftmaxNaiveConfig
 from hypermlp.layers.registry import Config, layer_of
-from hypermlp.ops.backends import use_backend
+from hypermlp.ops.dispatch import use_backend
 
 ROW_BLOCK = 64  # of scores in the paper's HyperGLU: the one that gives its count
 

@@ -5,9 +5,12 @@ import importlib.metadata
 import json
 from typing import Any
 
+import torch
+
 from hypermlp import __version__
 from hypermlp.ops import build
-from hypermlp.ops.backends import BACKENDS, choose_backend
+from hypermlp.ops.arguments import Request
+from hypermlp.ops.dispatch import BACKENDS, choose_backend
 from hypermlp.reporting.records import machine
 
 OPTIONAL = ("triton", "transformers", "accelerate", "datasets", "lm_eval", "flash-linear-attention", "ray")
@@ -31,7 +34,7 @@ def gather() -> dict[str, Any]:
 def _auto() -> str:
     """What "auto" takes for HyperGLU on this machine; HYPERMLP_BACKEND counts."""
     try:
-        return choose_backend("auto", "cpu", "glu")
+        return choose_backend("auto", Request("attention", "cpu", torch.float32, "glu", mixed=True)).name
     except ValueError as error:
         return f"nothing: {error}"
 

@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from hypermlp.costs.mixer import flops_table, parameter_count, parameter_table, state_bytes
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
-from hypermlp.ops.backends import use_backend
 from hypermlp.ops.blocked import workspace_bytes
+from hypermlp.ops.dispatch import use_backend
 from hypermlp.train.recipe import Recipe
 
 STATE_BYTES = {
@@ -75,7 +75,7 @@ def model_state_bytes(config: HyperMLPConfig, length: int, dtype: torch.dtype = 
 
 def with_softmax(config: HyperMLPConfig) -> HyperMLPConfig:
     """The same model with softmax attention."""
-    return HyperMLPConfig(**(config.to_diff_dict() | {"mixer": "S-p", "peer_settings": None}))
+    return HyperMLPConfig(**(config.to_diff_dict() | {"mixer": "S-p", "baseline_settings": None}))
 
 
 def largest_layer(config: HyperMLPConfig) -> int:

@@ -17,7 +17,7 @@ from rich.text import Text
 from hypermlp.demo import language
 from hypermlp.demo.recall import EVALUATE_EVERY, Racer, race, racers
 from hypermlp.errors import UserError
-from hypermlp.ops.backends import available_backends
+from hypermlp.ops import available_backends
 from hypermlp.train.recipe import load_recipe
 
 SEED = 1

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from hypermlp.config import MixerConfig, require
 from hypermlp.errors import UserError
-from hypermlp.layers.common import causal_conv_pair, rotate
-from hypermlp.layers.mixer import Heads, Mixer, positions_in_document
+from hypermlp.layers.mixer import Mixer
+from hypermlp.layers.rotary import rotate
 from hypermlp.layers.step import is_plain
+from hypermlp.ops.api import causal_conv_pair
+from hypermlp.ops.arguments import Mix
 from hypermlp.ops.layout import row_starts, slot_maps
 from hypermlp.ops.reference import Trace, trace
-from hypermlp.ops.types import Mix
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hypermlp.errors import UserError
 from hypermlp.inspect.capture import Capture, capture_model
-from hypermlp.layers.common import rotate
+from hypermlp.layers.rotary import rotate
 
 BINS = 24
 ROUTED = 24  # slots of the step whose routing is mapped: as many boundaries as can still be told apart

@@ -1,69 +1,80 @@
-"""The layer: project, mix, read out. ``HyperMLP``, ``HyperGLU`` and every other label are one module with other switches.
+"""The layer: project, mix, read out. All labels, HyperMLP and HyperGLU among them, are one module.
 
 Shapes: B batch, T new positions, D hidden size, H heads, G score branches (2 H for "glu"), Dk, Dv widths.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from hypermlp.config import MixerConfig, is_integer, require
+from hypermlp.config import MixerConfig
 from hypermlp.errors import UserError
-from hypermlp.layers.common import causal_conv_pair, rotate
+from hypermlp.layers.base import SequenceMixer
+from hypermlp.layers.gates import Gates, GateValues, gate_shapes
+from hypermlp.layers.initialization import initialize_
 from hypermlp.layers.mixing import SequenceMix
-from hypermlp.layers.registers import add_overlap, attend_with_registers, conv_of_registers
-from hypermlp.layers.state import MixerState
+from hypermlp.layers.registers import (
+    ProjectedRegisters,
+    add_overlap,
+    attend_with_registers,
+    conv_of_registers,
+)
+from hypermlp.layers.rotary import rotate
+from hypermlp.layers.state import DecodingState, MixerState
 from hypermlp.layers.step import native_step, steps_natively
-from hypermlp.ops.api import attend, autocast_enabled
-from hypermlp.ops.layout import check_starts_form, row_starts
-from hypermlp.ops.types import Mix
+from hypermlp.layers.visibility import Visibility
+from hypermlp.ops.api import attend, causal_conv_pair
+from hypermlp.ops.arguments import Attention
+from hypermlp.ops.dispatch import backend_for
 
 
-def positions_in_document(positions: Tensor, stream_starts: Tensor | None) -> Tensor:
-    """Positions counted from a document's first, the last one that saw only itself. ``[T] -> [B or 1, T]``
+class Projected(NamedTuple):
+    """What a layer computes before the operator."""
 
-    A gate on turned queries makes scores depend on more than distances, so neither padding nor packing may shift them.
-    ``stream_starts``: ``[B, >= T]``, ``starts`` of the whole stream, or of ``positions`` alone if they are the whole.
-    """
-    if stream_starts is None:
-        return positions[None]
-    stream = torch.arange(stream_starts.shape[1], device=positions.device)
-    origins = torch.where(stream_starts == stream, stream, 0).cummax(dim=1).values
-    return positions - origins[:, -positions.shape[0] :]
+    arguments: Attention
+    gates: GateValues
 
 
-class Heads(NamedTuple):
-    """What the operator takes, and the gate on its output ``[B, T, H * Dv]``."""
+class Mixer(SequenceMixer):
+    """A sequence mixer of any label: attention as a dynamic two-layer MLP, ``[B, T, D] -> [B, T, D]``,
+    causal.
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    mix1: Mix | None
-    mix2: Mix | None
-    output_gate: Tensor | None
+    For each head at position t, with the rows X of the positions that t sees, in slot order::
 
+        q = (x_t W_q) * sigmoid gate         K = conv(X) W_k         V = conv(X) W_v
+        h = (q Kᵀ) R1(x_t)                   scores, mixed along the sequence
+        a = relu(h / ‖h‖)                    "relu"; "glu": softplus(h_scale) * relu(h_gate / ‖h_gate‖)
+        o = (a R2(x_t)ᵀ V) * sigmoid gate    mixed back, read out, gated
+        y = o W_o                            summed over the heads
 
-class Mixer(nn.Module):
-    """A sequence mixer, ``[B, T, D] -> [B, T, D]``, causal, in the place of attention.
+    where ``R(x) = I + Diag(diag) + left Diag(sigmoid(x W + b)) rightᵀ``. The configuration switches each part
+    on or off.
+
+    Args:
+        config: every switch, as ``MixerConfig`` documents them. ``Mixer.from_label`` builds one from a label.
+
+    Attributes:
+        backend: the backend of the operator and the convolution: "auto", or a name from
+            ``hypermlp.ops.available_backends()``.
 
     Example::
 
         layer = Mixer.from_label("R-cg-q-12o", hidden_size=768, max_length=1024)
-        y = layer(x)
+        y = layer(torch.randn(2, 128, 768))  # [2, 128, 768]
     """
 
+    state_class: ClassVar[type[DecodingState]] = MixerState
+    config: MixerConfig
+
     def __init__(self, config: MixerConfig):
-        super().__init__()
-        self.config = config
-        self.backend = "auto"
+        super().__init__(config)
         hidden, qk, vo = config.hidden_size, config.qk_width, config.vo_width
         self.q_proj = nn.Linear(hidden, qk, bias=False)
         self.k_proj = nn.Linear(hidden, qk, bias=False)
         self.v_proj = nn.Linear(hidden, vo, bias=False)
-        self.o_proj = nn.Linear(vo, hidden, bias=False)
+        self.o_proj: nn.Linear = nn.Linear(vo, hidden, bias=False)
         self.k_conv = nn.Parameter(torch.empty(hidden, config.conv_kernel)) if config.conv else None
         self.v_conv = nn.Parameter(torch.empty(hidden, config.conv_kernel)) if config.conv else None
         self.mix1 = SequenceMix(config.num_branches, config.num_slots, config.rank) if config.mix1 else None
@@ -71,228 +82,231 @@ class Mixer(nn.Module):
         self.registers = (
             nn.Parameter(torch.empty(config.num_registers, hidden)) if config.num_registers else None
         )
-        # All sigmoid gates of x in one product: on the queries, on the head outputs, of the first and of the second mix.
-        mix_gates = (
-            config.num_branches * config.rank * config.mix1,
-            config.num_heads * config.rank * config.mix2,
-        )
-        self.gate_sizes = [qk * config.feature_gates, vo * config.feature_gates, *mix_gates]
-        self.gates = nn.Linear(hidden, sum(self.gate_sizes)) if any(self.gate_sizes) else None
+        self.gates = Gates(config) if gate_shapes(config) else None
         self.reset_parameters()
 
     @classmethod
     def from_label(cls, label: str, *, hidden_size: int, max_length: int, **settings: Any) -> "Mixer":
-        """The layer of a label of the paper's design study; ``settings`` as in ``MixerConfig.from_label``."""
+        """Build the layer of a label of the paper's design study, such as "R-cg-q-12o".
+
+        ``settings`` are the fields of ``MixerConfig`` that the label leaves open, and ``compression``.
+        """
         return Mixer(
             MixerConfig.from_label(label, hidden_size=hidden_size, max_length=max_length, **settings)
         )
 
+    @property
+    def max_visible(self) -> int | None:
+        return self.config.max_length
+
+    @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Weights N(0, init_std), biases and diagonals zero."""
-        std = self.config.init_std
-        for module in (self.q_proj, self.k_proj, self.v_proj, self.o_proj, self.gates):
+        """Give all parameters new initial values: weights N(0, init_std), biases and diagonals zero."""
+        linear = (self.q_proj, self.k_proj, self.v_proj, self.o_proj)
+        for module in (*linear, self.gates, self, self.mix1, self.mix2):
             if module is not None:
-                nn.init.normal_(module.weight, std=std)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+                initialize_(module, self.config.init_std)
+
+    def initialize_parameters(self, init: Any, std: float) -> None:
         for weight in (self.k_conv, self.v_conv, self.registers):
             if weight is not None:
-                nn.init.normal_(weight, std=std)
-        for mix in (self.mix1, self.mix2):
-            if mix is not None:
-                mix.reset_parameters(std)
+                init.normal_(weight, std=std)
 
-    def new_state(self, batch_size: int, *, rollback: int = 128) -> MixerState:
-        """An empty decoding state. ``rollback``: how many positions ``crop`` may take back where there is a convolution."""
-        require("batch_size", batch_size, is_integer(batch_size) and batch_size > 0, "a positive integer")
-        require("rollback", rollback, is_integer(rollback) and rollback >= 0, "an integer, 0 or more")
-        return MixerState(batch_size, self.config, rollback=rollback)
-
-    def forward(self, x: Tensor, *, state: MixerState | None = None, starts: Tensor | None = None) -> Tensor:
-        """Mix ``x``, ``[B, T, D]``.
-
-        Args:
-            state: from ``new_state``. ``x`` then continues what the state has seen, and the state takes it in: a whole prompt,
-                a chunk or one token at a time give the same as everything at once.
-            starts: int ``[B]`` or ``[B, T]``: the first position each new position sees, counted from the beginning of the
-                stream. ``[B]`` for padding on the left, ``[B, T]`` for packed documents or a sliding window. Where a state is
-                given and starts is not, the last one given before holds on.
-        """
-        config = self.config
-        self._check(x, state, starts)
-        past = 0 if state is None else state.length
-        new, total = x.shape[1], past + x.shape[1]
-        reach, stream_starts = None, None
-        if starts is None and state is not None:
-            starts = state.last_starts()
-        if starts is not None:
-            starts = starts.long()
-            given = starts
-            if state is not None and starts.dim() == 1:
-                starts = starts.clamp(max=total)  # padding that goes on in a later chunk
-            starts = row_starts(starts, new, total, config.max_length)  # [B, T]
-            stream_starts = starts if state is None else state.offer_starts(given, new)
-            reach = (
-                torch.arange(past + 1, total + 1, device=x.device) - starts
-            )  # how many positions each sees, itself included
-            x = x.masked_fill(
-                (reach < 1)[:, :, None], 0
-            )  # padding: whatever stands there, even NaN, goes no further
-
+    def mix(self, x: Tensor, state: MixerState | None, visibility: Visibility) -> Tensor:
         if state is not None and steps_natively(self, x):
-            out = native_step(self, x, state, starts, reach)
-            state.commit(new, stream_starts)
-            return out
-        register_inputs = self._register_inputs()
-        q, k, v, mix1, mix2, output_gate = self.project(x, state, reach, stream_starts, register_inputs)
-        operator = partial(
-            attend, activation=config.activation, layout=config.layout, eps=config.eps, backend=self.backend
-        )
-        if register_inputs is None:
-            o = operator(q, k, v, mix1, mix2, starts)
+            return native_step(self, x, state, visibility)
+        registers = self._projected_registers()
+        arguments, gates = self.project(x, state, visibility, registers)
+        operator = partial(attend, backend=self.backend)
+        if registers is None:
+            o = operator(arguments)
         else:
-            keys, values = self._register_heads(*register_inputs)
-            own_positions = self._own_positions(past, new, x.device, stream_starts)
-            o = attend_with_registers(operator, q, k, v, mix1, mix2, keys, values, starts, own_positions)
+            positions = visibility.positions() + self.config.num_registers
+            o = attend_with_registers(operator, arguments, registers, positions)
         o = o.flatten(2)
-        out = self.o_proj(o if output_gate is None else o * output_gate)
-        if state is not None:
-            state.commit(new, stream_starts)  # nothing can fail any more
+        out: Tensor = self.o_proj(o if gates.output is None else o * gates.output)
         return out
 
     def project(
         self,
         x: Tensor,
         state: MixerState | None,
-        reach: Tensor | None,
-        stream_starts: Tensor | None,
-        register_inputs: tuple[Tensor, Tensor] | None = None,
-    ) -> Heads:
-        """Everything that comes before the operator, and the gate that comes after it; ``reach``: how many positions each one sees.
+        visibility: Visibility,
+        registers: ProjectedRegisters | None = None,
+    ) -> Projected:
+        """Compute everything that comes before the operator. ``registers``:
 
-        ``register_inputs``: of ``_register_inputs``, if registers stand before x.
+        the ones that stand before x, if any.
         """
-        config, past = self.config, 0 if state is None else state.length
+        config = self.config
         keys_from = values_from = x
         if self.k_conv is not None and self.v_conv is not None:
-            extended = x if state is None else state.offer_inputs(x)
             keys_from, values_from = causal_conv_pair(
-                extended, self.k_conv, self.v_conv, x.shape[1], reach, backend=self.backend
+                self._conv_inputs(x, state),
+                self.k_conv,
+                self.v_conv,
+                x.shape[1],
+                visibility.reach,
+                backend=backend_for(self.backend, "convolution"),
             )
-            if register_inputs is not None:
-                overlaps = (convolved[config.num_registers :] for convolved in register_inputs)
+            if registers is not None and registers.overlaps is not None:
                 keys_from, values_from = (
-                    add_overlap(each, overlap, reach, past)
-                    for each, overlap in zip((keys_from, values_from), overlaps, strict=True)
+                    add_overlap(rows, overlap, visibility.reach, visibility.past)
+                    for rows, overlap in zip((keys_from, values_from), registers.overlaps, strict=True)
                 )
         q = self.q_proj(x).unflatten(-1, (config.num_branches, config.qk_dim))
-        k = self.k_proj(keys_from).unflatten(-1, (config.num_branches, config.qk_dim))
-        v = self.v_proj(values_from).unflatten(-1, (config.num_heads, config.vo_dim))
-        gates = None if self.gates is None else torch.sigmoid(self.gates(x))
+        k, v = self._keys(keys_from), self._values(values_from)
+        gates = GateValues() if self.gates is None else self.gates(x)
         if config.rope:
-            own_positions = self._own_positions(past, x.shape[1], x.device, stream_starts)
-            if register_inputs is None:
-                own_positions = own_positions - config.num_registers  # none stand before x
-            q, k = (rotate(y, own_positions, config.rope_theta) for y in (q, k))
+            positions = visibility.positions() + (0 if registers is None else config.num_registers)
+            q, k = (rotate(y, positions, config.rope_theta) for y in (q, k))
         if state is not None:
-            k, v = state.offer(k, v)
-        mix1 = mix2 = output_gate = None
-        if gates is not None:
-            q_gate, output_gate, gate1, gate2 = gates.split(self.gate_sizes, dim=-1)
-            q = q * q_gate.unflatten(-1, q.shape[2:]) if config.feature_gates else q
-            mix1 = None if self.mix1 is None else self.mix1(gate1)
-            mix2 = None if self.mix2 is None else self.mix2(gate2)
-        return Heads(q, k, v, mix1, mix2, output_gate if config.feature_gates else None)
+            state.check_kind("keys", k)
+            state.check_kind("values", v)
+            k, v = state.extended("keys", k), state.extended("values", v)
+        mix1 = None if self.mix1 is None else self.mix1(gates.mix1)
+        mix2 = None if self.mix2 is None else self.mix2(gates.mix2)
+        q = q if gates.query is None else q * gates.query
+        settings = config.activation, config.layout, config.eps
+        return Projected(Attention(q, k, v, mix1, mix2, visibility.rows, *settings), gates)
 
-    def _own_positions(
-        self, past: int, new: int, device: torch.device, stream_starts: Tensor | None
-    ) -> Tensor:
-        """Of new positions in their documents, behind the registers: ``[B or 1, T]``."""
-        return (
-            positions_in_document(torch.arange(past, past + new, device=device), stream_starts)
-            + self.config.num_registers
+    def _conv_inputs(self, x: Tensor, state: MixerState | None) -> Tensor:
+        """Return x after the earlier inputs that its convolution reaches back to, ``[B, <= K - 1 + T,
+        D]``.
+        """
+        if state is None:
+            return x
+        history = self.config.conv_kernel - 1
+        known = state.extended("inputs", x, needed=history)
+        count = min(known.shape[1], history + x.shape[1])
+        return known.narrow(1, known.shape[1] - count, count)
+
+    def _keys(self, rows: Tensor) -> Tensor:
+        return self.k_proj(rows).unflatten(-1, (self.config.num_branches, self.config.qk_dim))
+
+    def _values(self, rows: Tensor) -> Tensor:
+        return self.v_proj(rows).unflatten(-1, (self.config.num_heads, self.config.vo_dim))
+
+    def _projected_registers(self) -> ProjectedRegisters | None:
+        if self.registers is None:
+            return None
+        count, overlaps = self.config.num_registers, None
+        keys_from: Tensor = self.registers
+        values_from: Tensor = self.registers
+        if self.k_conv is not None and self.v_conv is not None:
+            keys_from, values_from = conv_of_registers(self.registers, self.k_conv, self.v_conv)
+            overlaps = keys_from[count:], values_from[count:]
+        theta = self.config.rope_theta if self.config.rope else None
+        return ProjectedRegisters(
+            self._keys(keys_from[:count]), self._values(values_from[:count]), overlaps, theta
         )
 
-    def _register_inputs(self) -> tuple[Tensor, Tensor] | None:
-        """What the registers' keys and values are made from, and behind it what they add to the first positions of a context."""
-        if self.registers is None or self.k_conv is None or self.v_conv is None:
-            return None if self.registers is None else (self.registers, self.registers)
-        return conv_of_registers(self.registers, self.k_conv, self.v_conv)
-
-    def _register_heads(
-        self, keys_from: Tensor, values_from: Tensor
-    ) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-        """The registers' keys, by the position of the first one, and their values: layers/registers.py."""
-        config, count = self.config, self.config.num_registers
-        keys = self.k_proj(keys_from[:count]).unflatten(-1, (config.num_branches, config.qk_dim))
-        values = self.v_proj(values_from[:count]).unflatten(-1, (config.num_heads, config.vo_dim))
-
-        def keys_at(first: Tensor) -> Tensor:
-            rows = keys.expand(first.shape[0], -1, -1, -1)
-            return (
-                rotate(rows, first[:, None] + torch.arange(count, device=first.device), config.rope_theta)
-                if config.rope
-                else rows
-            )
-
-        return keys_at, values
-
-    def _check(self, x: Tensor, state: MixerState | None, starts: Tensor | None) -> None:
-        weight, max_length = (
-            getattr(self.q_proj, "weight", x),
-            self.config.max_length,
-        )  # an adapter may have none
-        weight = weight if isinstance(weight, Tensor) else x
-        require("x", type(x), isinstance(x, Tensor), "a tensor")
-        if x.dim() != 3 or x.shape[-1] != self.config.hidden_size or 0 in x.shape:
-            raise UserError(
-                f"x has shape {list(x.shape)}; it must be [batch, positions, {self.config.hidden_size}], none empty"
-            )
-        if x.device != weight.device:
-            raise UserError(f"x is on {x.device}, the layer on {weight.device}; move one of them")
-        if x.dtype != weight.dtype and weight.is_floating_point() and not autocast_enabled(x.device.type):
-            raise UserError(
-                f"x is {x.dtype}, the layer {weight.dtype}; cast one of them, or use torch.autocast"
-            )
-        if state is not None and state.config != self.config:
-            raise UserError(
-                f"the state belongs to a layer with another configuration, {state.config}; this one has {self.config}"
-            )
-        if state is not None and state.batch_size != x.shape[0]:
-            raise UserError(
-                f"x has batch size {x.shape[0]}, the state {state.batch_size}; make one with new_state(batch_size={x.shape[0]})"
-            )
+    def _check(self, x: Tensor, state: DecodingState | None, starts: Tensor | None) -> None:
+        super()._check(x, state, starts)
         if state is not None:
-            state.check_inputs(x)
-        if starts is not None:
-            check_starts_form(starts, x)
-        total = x.shape[1] + (0 if state is None else state.length)
+            state.check_kind("inputs", x)
+        total, longest = x.shape[1] + (0 if state is None else state.length), self.config.max_length
         windowed = starts is not None or (state is not None and state.starts is not None)
-        if total > max_length and not windowed:
+        if total > longest and not windowed:
             raise UserError(
-                f"{total} positions, but max_length is {max_length}; build the layer with a larger max_length, "
-                f"or pass starts so that each position sees at most {max_length} (a sliding window)"
+                f"{total} positions, but max_length is {longest}; build the layer with a larger max_length, "
+                f"or pass starts so that each position sees at most {longest} (a sliding window)"
             )
 
     def extra_repr(self) -> str:
-        c = self.config
-        said = f"activation={c.activation!r}, num_heads={c.num_heads}, max_length={c.max_length}, layout={c.layout!r}, rope={c.rope}"
-        return said + (f", num_registers={c.num_registers}" if c.num_registers else "")
+        names = ["activation", "num_heads", "max_length", "layout", "rope"]
+        names += ["num_registers"] if self.config.num_registers else []
+        return ", ".join(f"{name}={getattr(self.config, name)!r}" for name in names)
 
 
-class HyperMLP(Mixer):
-    """Label ``R-cg-q-12o``: relu of the normalised, mixed scores. ``settings``: any field of ``MixerConfig``, or ``compression``."""
+class _Labelled(Mixer):
+    """A mixer whose label is fixed by the class."""
 
-    def __init__(self, hidden_size: int, max_length: int, **settings: Any):
-        super().__init__(
-            MixerConfig.from_label("R-cg-q-12o", hidden_size=hidden_size, max_length=max_length, **settings)
+    label: ClassVar[str]
+
+    def __init__(
+        self,
+        hidden_size: int,
+        max_length: int,
+        *,
+        num_heads: int = 2,
+        compression: int = 4,
+        rank: int = 16,
+        conv_kernel: int = 4,
+        num_registers: int = 0,
+        eps: float = 1e-12,
+        init_std: float = 0.02,
+    ):
+        config = MixerConfig.from_label(
+            self.label,
+            hidden_size=hidden_size,
+            max_length=max_length,
+            num_heads=num_heads,
+            compression=compression,
+            rank=rank,
+            conv_kernel=conv_kernel,
+            num_registers=num_registers,
+            eps=eps,
+            init_std=init_std,
         )
+        super().__init__(config)
 
 
-class HyperGLU(Mixer):
-    """Label ``G-cg-q-12o``: like HyperMLP, with a second score branch for the strength of a slot beside its selection."""
+class HyperMLP(_Labelled):
+    """HyperMLP, label ``R-cg-q-12o``: ReLU of normalised scores that are mixed along the sequence.
 
-    def __init__(self, hidden_size: int, max_length: int, **settings: Any):
-        super().__init__(
-            MixerConfig.from_label("G-cg-q-12o", hidden_size=hidden_size, max_length=max_length, **settings)
-        )
+    A causal layer ``[B, T, D] -> [B, T, D]`` in the place of attention. For each head at position t::
+
+        h = (q Kᵀ) R1(x_t)       a = relu(h / sqrt(‖h‖² + eps))       o = a R2(x_t)ᵀ V
+
+    ``Mixer`` has the whole formula.
+
+    Args:
+        hidden_size: width D of the input and the output.
+        max_length: the longest visible context: the number of learned slots of the sequence mixes.
+        num_heads: heads.
+        compression: queries and keys have ``hidden_size / compression`` channels in all.
+        rank: rank of the sequence mixes.
+        conv_kernel: taps of the causal convolution before the key and value projections.
+        num_registers: learned rows that are prepended to every context (sequence, document or window).
+        eps: added to the squared norm of the scores.
+        init_std: standard deviation of the initial weights; biases and diagonals start at zero.
+
+    Example::
+
+        layer = HyperMLP(768, max_length=1024)
+        y = layer(torch.randn(2, 128, 768))  # [2, 128, 768]
+    """
+
+    label = "R-cg-q-12o"
+
+
+class HyperGLU(_Labelled):
+    """HyperGLU, label ``G-cg-q-12o``: one score branch selects slots, a second one sets their strength.
+
+    A causal layer ``[B, T, D] -> [B, T, D]`` in the place of attention. For each head at position t, with two
+    score branches of half the width::
+
+        h = (q Kᵀ) R1(x_t)       a = softplus(h_scale) * relu(h_gate / sqrt(‖h_gate‖² + eps))
+        o = a R2(x_t)ᵀ V
+
+    ``Mixer`` has the whole formula.
+
+    Args:
+        hidden_size: width D of the input and the output.
+        max_length: the longest visible context: the number of learned slots of the sequence mixes.
+        num_heads: heads.
+        compression: queries and keys have ``hidden_size / compression`` channels in all.
+        rank: rank of the sequence mixes.
+        conv_kernel: taps of the causal convolution before the key and value projections.
+        num_registers: learned rows that are prepended to every context (sequence, document or window).
+        eps: added to the squared norm of the scores.
+        init_std: standard deviation of the initial weights; biases and diagonals start at zero.
+
+    Example::
+
+        layer = HyperGLU(768, max_length=1024)
+        y = layer(torch.randn(2, 128, 768))  # [2, 128, 768]
+    """
+
+    label = "G-cg-q-12o"

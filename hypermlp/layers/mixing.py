@@ -3,6 +3,8 @@
 Shapes: H heads (branches), L slots, r rank, B batch, T positions.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -10,7 +12,10 @@ from hypermlp.ops import Mix
 
 
 class SequenceMix(nn.Module):
-    """R = I + Diag(diag) + left Diag(gate) rightᵀ for each head. The gate depends on the input and comes from the layer."""
+    """``R = I + Diag(diag) + left Diag(gate) rightᵀ`` for each head. The gate depends on the input.
+
+    The layer makes it.
+    """
 
     def __init__(self, num_heads: int, num_slots: int, rank: int):
         super().__init__()
@@ -18,13 +23,11 @@ class SequenceMix(nn.Module):
         self.left = nn.Parameter(torch.empty(num_heads, num_slots, rank))
         self.right = nn.Parameter(torch.empty(num_heads, num_slots, rank))
 
-    def reset_parameters(self, std: float) -> None:
-        nn.init.zeros_(self.diag)
-        nn.init.normal_(self.left, std=std)
-        nn.init.normal_(self.right, std=std)
+    def initialize_parameters(self, init: Any, std: float) -> None:
+        init.zeros_(self.diag)
+        init.normal_(self.left, std=std)
+        init.normal_(self.right, std=std)
 
     def forward(self, gate: Tensor) -> Mix:
-        """``gate``: ``[B, T, H * r]``, between 0 and 1."""
-        return Mix(
-            self.diag, self.left, self.right, gate.unflatten(-1, (self.left.shape[0], self.left.shape[2]))
-        )
+        """Return the mix for gates ``[B, T, H, r]`` between 0 and 1."""
+        return Mix(self.diag, self.left, self.right, gate)

@@ -7,12 +7,10 @@ from typing import Any
 from hypermlp.config import MixerConfig
 from hypermlp.errors import UserError
 from hypermlp.label import BASES, GRAMMAR, Label
-from hypermlp.layers.baselines.base import Baseline, BaselineConfig, BaselineState
+from hypermlp.layers.base import SequenceMixer
+from hypermlp.layers.baselines.base import BaselineConfig
 from hypermlp.layers.mixer import Mixer
-from hypermlp.layers.state import MixerState
 
-Layer = Mixer | Baseline
-State = MixerState | BaselineState
 Config = MixerConfig | BaselineConfig
 
 BASELINES = {  # name -> module and class in hypermlp.layers.baselines, loaded when asked for
@@ -67,15 +65,18 @@ def mixer_config(name: str, *, hidden_size: int, max_length: int, **settings: An
     return config
 
 
-def build_mixer(name: str, *, hidden_size: int, max_length: int, **settings: Any) -> Layer:
-    """The layer of a label, such as "G-cg-q-12o", or of a peer, such as "gla"; ``settings`` are the fields of its configuration."""
+def build_mixer(name: str, *, hidden_size: int, max_length: int, **settings: Any) -> SequenceMixer:
+    """The layer of a label, such as "G-cg-q-12o", or of a peer, such as "gla".
+
+    ``settings`` are the fields of its configuration.
+    """
     return layer_of(mixer_config(name, hidden_size=hidden_size, max_length=max_length, **settings))
 
 
-def layer_of(config: Config) -> Layer:
+def layer_of(config: Config) -> SequenceMixer:
     if isinstance(config, MixerConfig):
         return Mixer(config)
-    layer: Baseline = _baseline(config.name)(config)
+    layer: SequenceMixer = _baseline(config.name)(config)
     return layer
 
 

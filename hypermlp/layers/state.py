@@ -1,68 +1,92 @@
-"""What a mixer remembers while decoding.
+"""What a layer remembers while decoding.
 
-Shapes: B batch, T positions so far, H heads, Dk, Dv widths, D layer width.
+Shapes: B batch, T positions so far, H heads, Dk, Dv widths, D hidden size.
 """
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from hypermlp.config import MixerConfig
+from hypermlp.config import is_integer, require
 from hypermlp.errors import UserError
-from hypermlp.ops.layout import raise_where
+from hypermlp.layers.visibility import Visibility, document_origins, following_starts
 
 
 class Rows:
-    """A tensor that grows along dim 1: in a buffer that doubles and is written in place, wherever no gradient has to flow."""
+    """A tensor with one row per position along dim 1, which grows and may forget its oldest rows.
 
-    def __init__(self, rows: Tensor | None = None):
+    The rows lie in a buffer that doubles and is written in place, wherever no gradient has to flow.
+    """
+
+    def __init__(self, rows: Tensor | None = None, forgotten: int = 0):
         self.buffer = rows
-        self.length = 0 if rows is None else rows.shape[1]
+        self.forgotten = forgotten
+        """Positions whose rows were dropped."""
+        self.length = forgotten + (0 if rows is None else rows.shape[1])
+        """Positions in all; later rows of the buffer do not count yet."""
+
+    @property
+    def held(self) -> int:
+        return self.length - self.forgotten
 
     def get(self) -> Tensor | None:
-        return None if self.buffer is None else self.buffer[:, : self.length]
+        return None if self.buffer is None else self.buffer[:, : self.held]
 
     def extended(self, new: Tensor) -> Tensor:
-        """The rows and ``new``. They become part of this only when ``length`` is raised."""
+        """Return the rows followed by ``new``, which become part of this object only when ``length`` is
+        raised.
+        """
         count = new.shape[1]
         if torch.is_grad_enabled():
             past = self.get()
-            # A new buffer each time: the old one may be saved for a backward, and new may be the caller's own tensor.
+            # A new buffer each time: the old one may be saved for a backward, and new may be the caller's own
+            # tensor.
             self.buffer = torch.cat([new[:, :0] if past is None else past, new], dim=1)
             return self.buffer
         buffer = self.room(count, new, new.shape[2:])
-        buffer.narrow(1, self.length, count).copy_(new)
-        return buffer.narrow(1, 0, self.length + count)
+        buffer.narrow(1, self.held, count).copy_(new)
+        return buffer.narrow(1, 0, self.held + count)
 
     def room(self, count: int, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """A buffer of the rows, each of ``shape``, that has room for ``count`` more and may be written in place."""
-        buffer, total = self.buffer, self.length + count
+        """Return a buffer of rows of this shape that has room for ``count`` more and may be written in
+        place.
+        """
+        buffer, total = self.buffer, self.held + count
         if buffer is None or _frozen(buffer) or buffer.shape[1] < total:
             self.buffer = like.new_empty(like.shape[0], max(64, 2 * total), *shape)
             if buffer is not None:
-                self.buffer[:, : self.length] = buffer[:, : self.length]
+                self.buffer[:, : self.held] = buffer[:, : self.held]
             return self.buffer
         return buffer
 
     def keep_last(self, count: int) -> None:
-        """Forget older rows, now and then: when there are twice as many as needed."""
-        if self.buffer is not None and self.length > 2 * count + 64:
-            self.buffer = self.buffer[:, self.length - count : self.length].clone()
-            self.length = count
+        """Drop older rows once there are twice as many as needed: amortised constant time per position."""
+        if self.buffer is not None and self.held > 2 * count + 64:
+            self.buffer = self.buffer[:, self.held - count : self.held].clone()
+            self.forgotten = self.length - count
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "Rows":
+        rows = self.get()
+        return Rows() if rows is None else Rows(change(rows), self.forgotten)
 
 
 def _frozen(buffer: Tensor) -> bool:
-    """May it not be written in place? A tensor made in inference mode may not, outside of it."""
-    if buffer.requires_grad:
-        return True
-    return (
-        not torch.compiler.is_compiling() and buffer.is_inference() and not torch.is_inference_mode_enabled()
-    )
+    """Return True if in-place writes are forbidden:
+
+    it requires grad, or is an inference tensor outside inference mode.
+    """
+    return buffer.requires_grad or _only_for_inference(buffer)
+
+
+def _only_for_inference(x: Tensor) -> bool:
+    return not torch.compiler.is_compiling() and x.is_inference() and not torch.is_inference_mode_enabled()
 
 
 def require_kind(known: Tensor | None, new: Tensor) -> None:
+    """Raise if ``new`` differs in dtype or device from what the state holds."""
     if known is not None and (known.dtype, known.device) != (new.dtype, new.device):
         raise UserError(
             f"the state holds {known.dtype} on {known.device}, this call makes {new.dtype} on {new.device}; "
@@ -70,136 +94,145 @@ def require_kind(known: Tensor | None, new: Tensor) -> None:
         )
 
 
-def starts_to_go_on(starts: Tensor, length: int) -> Tensor:
-    """Those of the last of ``length`` positions, ``[B]``, from ``[B, T]``; a window cannot be guessed."""
-    last = starts[:, -1]
-    moved = last > starts[:, -2] if starts.shape[1] > 1 else torch.zeros_like(last, dtype=torch.bool)
-    raise_where(
-        moved & (last < length - 1),
-        "starts moved along with the last position, as a window does, and none are given for the new ones",
-        "starts of shape [B, T] with every call",
-        last,
-    )
-    return last
+class DecodingState:
+    """What a layer remembers: rows that grow with the positions, and tensors of fixed size, both by name.
 
-
-def check_index(index: Tensor, batch_size: int) -> Tensor:
-    """The sequences to keep, as integers within the batch."""
-    index = torch.as_tensor(index)
-    integer = not (index.is_floating_point() or index.is_complex() or index.dtype == torch.bool)
-    if not integer or index.dim() != 1 or index.numel() == 0 or index.min() < 0 or index.max() >= batch_size:
-        raise UserError(
-            f"index is {index.tolist()}; it must be a list of sequences between 0 and {batch_size - 1}"
-        )
-    return index
-
-
-class MixerState:
-    """Keys, values, the latest layer inputs (for the convolution) and ``starts`` of every position so far.
-
-    Each layer needs a state of its own, and extends it by a whole call or, if the call fails, not at all. ``reorder``,
-    ``repeat``, ``crop``, ``detach`` and ``to`` change the state and return it; ``clone`` branches it.
+    Each layer needs a state of its own, and extends it by a whole call or, if the call fails, not at all.
+    ``reorder``, ``repeat``, ``crop``, ``detach`` and ``to`` change the state and return it; ``clone``
+    branches it.
     """
 
-    def __init__(self, batch_size: int, config: MixerConfig, *, rollback: int):
-        self.batch_size = batch_size
-        self.config = config
-        self.rollback = rollback
+    def __init__(self, batch_size: int, config: Any, *, rollback: int = 128, recurrent: bool = False):
+        """
+        Args:
+            batch_size: number of sequences.
+            config: the configuration of the layer that the state belongs to.
+            rollback: how many positions ``crop`` can take back where a convolution needs earlier inputs.
+            recurrent: whether the layer folds positions into tensors of fixed size, so that none can be taken
+                back.
+        """
+        self.batch_size, self.config = batch_size, config
+        self.rollback, self.recurrent = rollback, recurrent
         self.length = 0
-        self.starts: Tensor | None = (
-            None  # int64 [B, T], as the caller gave them; None if none was ever given
-        )
-        self._keys, self._values, self._inputs = Rows(), Rows(), Rows()
+        self.origins: Tensor | None = None
+        """Where the last position's document begins, int64 ``[B]``; None for 0."""
+        self._rows: dict[str, Rows] = {}
+        self._needed: dict[str, int] = {}  # rows before a position that the next one needs, where not all
+        self._fixed: dict[str, Tensor] = {}
+        self._offered: dict[str, Tensor] = {}
+
+    # For layers: a call offers new rows and tensors, and ``commit`` takes them in.
+
+    def get(self, name: str) -> Tensor | None:
+        """Return a tensor of fixed size, None if there is none yet."""
+        known = self._fixed.get(name)
+        return known.clone() if known is not None and _only_for_inference(known) else known
+
+    def __setitem__(self, name: str, value: Tensor) -> None:
+        """Offer a tensor of fixed size."""
+        self._offered[name] = value
+
+    def rows(self, name: str) -> Tensor | None:
+        """Return the rows of the positions so far, ``[B, T, ...]``, or the latest ones if older ones were
+        dropped.
+        """
+        return self._rows[name].get() if name in self._rows else None
+
+    def extended(self, name: str, new: Tensor, *, needed: int | None = None) -> Tensor:
+        """Offer rows of the new positions and return all rows of this name, the new ones last.
+
+        ``needed``: how many rows before a position the next one needs. Older ones are dropped, but for
+            ``rollback``.
+        """
+        return self._named(name, new, needed).extended(new)
+
+    def room(
+        self, name: str, new: Tensor, shape: tuple[int, ...], *, needed: int | None = None
+    ) -> tuple[Tensor, int]:
+        """Return a buffer with room for rows of ``shape`` for the positions of ``new``, and where they begin
+        in it.
+        """
+        rows = self._named(name, new, needed)
+        return rows.room(new.shape[1], new, shape), rows.held
+
+    def _named(self, name: str, new: Tensor, needed: int | None) -> Rows:
+        if name not in self._rows or self.length == 0:
+            self._rows[name] = Rows()
+        if needed is not None:
+            self._needed[name] = needed
+        require_kind(self._rows[name].buffer, new)
+        return self._rows[name]
+
+    def check_kind(self, name: str, new: Tensor) -> None:
+        """Raise, before anything is written, if rows of this name have another dtype or device than
+        ``new``.
+        """
+        if name in self._rows and self.length > 0:
+            require_kind(self._rows[name].buffer, new)
 
     @property
-    def keys(self) -> Tensor | None:
-        """``[B, T, H, Dk]``"""
-        return self._keys.get()
+    def starts(self) -> Tensor | None:
+        """``starts`` of the positions so far, int64 ``[B, T]`` (the last ones of a recurrence).
+
+        None if never given.
+        """
+        return self.rows("starts")
+
+    def following_starts(self) -> Tensor | None:
+        """Return the ``starts`` ``[B]`` that hold for a call that is given none.
+
+        None if none were ever given.
+        """
+        return None if self.starts is None else following_starts(self.starts, self.length)
+
+    def commit(self, visibility: Visibility) -> None:
+        """Take in what was offered for the new positions of a call. Nothing may fail afterwards."""
+        if visibility.starts is not None:
+            given = visibility.starts
+            given = given[:, None].expand(-1, visibility.new) if given.dim() == 1 else given
+            if self.starts is None and self.length > 0:
+                self._rows["starts"] = Rows(given.new_zeros(given.shape[0], self.length))
+            with torch.no_grad():
+                self.extended("starts", given, needed=2 if self.recurrent else None)
+            origins = visibility.origins()
+            self.origins = None if origins is None else origins[:, -1]
+        self.length += visibility.new
+        self._fixed.update(self._offered)
+        self._offered = {}
+        for name, rows in self._rows.items():
+            rows.length = self.length
+            if name in self._needed:
+                rows.keep_last(self._needed[name] + self.rollback)
+
+    # For users.
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield what decoding has to keep, apart from ``starts``."""
+        yield from self._fixed.values()
+        held = (rows.get() for name, rows in self._rows.items() if name != "starts")
+        yield from (rows for rows in held if rows is not None)
 
     @property
-    def values(self) -> Tensor | None:
-        """``[B, T, H, Dv]``"""
-        return self._values.get()
-
-    @property
-    def inputs(self) -> Tensor | None:
-        """``[B, at least conv_history + rollback if there were as many, D]``, the latest; None without a convolution"""
-        return self._inputs.get()
-
-    @property
-    def conv_history(self) -> int:
-        """Inputs before its own that a position's convolution sees."""
-        return self.config.conv_kernel - 1 if self.config.conv else 0
-
-    # The layer's side: the first three offer new positions, ``commit`` takes them in.
-
-    def offer_starts(self, starts: Tensor, new: int) -> Tensor:
-        """``starts``, ``[B]`` or ``[B, new]``, of the next ``new`` positions; returns those of all, ``[B, T]``."""
-        rows = starts[:, None].expand(-1, new) if starts.dim() == 1 else starts
-        past = rows.new_zeros(rows.shape[0], self.length) if self.starts is None else self.starts
-        return torch.cat([past, rows], dim=1)
-
-    def offer_inputs(self, x: Tensor) -> Tensor:
-        """``x`` behind the earlier inputs that its convolution reaches back to, ``[B, <= conv_history + T, D]``."""
-        known = self._inputs.extended(x)
-        count = min(known.shape[1], self.conv_history + x.shape[1])
-        return known.narrow(1, known.shape[1] - count, count)
-
-    def offer(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values of all positions, the new ones last."""
-        self._check_kind(keys, values)
-        return self._keys.extended(keys), self._values.extended(values)
-
-    def caches(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The buffers of keys and values, in the dtype of x, with room for as many new ones, which the caller writes behind ``length``."""
-        self._check_kind(x, x)
-        config, new = self.config, x.shape[1]
-        return (
-            self._keys.room(new, x, (config.num_branches, config.qk_dim)),
-            self._values.room(new, x, (config.num_heads, config.vo_dim)),
-        )
-
-    def input_cache(self, x: Tensor) -> tuple[Tensor, int]:
-        """The buffer of inputs, with room for x, which the caller writes behind the number of them that is returned."""
-        return self._inputs.room(x.shape[1], x, x.shape[2:]), self._inputs.length
-
-    def check_inputs(self, x: Tensor) -> None:
-        """Before anything is written: a call that fails leaves the state as it was."""
-        if self.config.conv:
-            require_kind(self._inputs.buffer, x)
-
-    def _check_kind(self, keys: Tensor, values: Tensor) -> None:
-        require_kind(self._keys.buffer, keys)
-        require_kind(self._values.buffer, values)
-
-    def commit(self, new: int, starts: Tensor | None) -> None:
-        """Take in the ``new`` positions that were offered; ``starts`` of all, as ``offer_starts`` gave them."""
-        self.length += new
-        self._keys.length = self._values.length = self.length
-        self.starts = starts
-        if self.config.conv:
-            self._inputs.length += new
-            self._inputs.keep_last(self.conv_history + self.rollback)
-
-    def last_starts(self) -> Tensor | None:
-        """``starts`` of the last position, ``[B]``, with which a caller who gives none goes on: the same padding or document."""
-        if self.starts is None:
-            return None
-        return starts_to_go_on(self.starts, self.length)
-
-    # The user's side.
+    def device(self) -> torch.device | None:
+        return next((x.device for x in self.tensors()), None)
 
     def reorder(self, index: Tensor) -> Self:
-        """Sequence ``index[i]`` becomes sequence i; any number of them, as beam search needs."""
-        index = check_index(index, self.batch_size)
-        self._map(lambda x: x.index_select(0, index.to(x.device)))
+        """Make sequence ``index[i]`` sequence i; any number of them, as beam search needs."""
+        index = torch.as_tensor(index)
+        integer = not (index.is_floating_point() or index.is_complex() or index.dtype == torch.bool)
+        fits = integer and index.dim() == 1 and index.numel() > 0
+        if not fits or index.min() < 0 or index.max() >= self.batch_size:
+            raise UserError(
+                f"index is {index.tolist()}; it must be a list of sequences between 0 and "
+                f"{self.batch_size - 1}"
+            )
+        self._change(lambda x: x.index_select(0, index.to(x.device)))
         self.batch_size = index.numel()
         return self
 
     def repeat(self, times: int) -> Self:
-        """Each sequence ``times`` times in a row."""
-        if times < 1:
-            raise UserError(f"times is {times}; it must be at least 1")
+        """Repeat each sequence ``times`` times in a row."""
+        require("times", times, is_integer(times) and times > 0, "a positive integer")
         return self.reorder(torch.arange(self.batch_size).repeat_interleave(times))
 
     def crop(self, length: int) -> Self:
@@ -208,49 +241,81 @@ class MixerState:
             raise UserError(
                 f"length is {length}; the state can be cropped to between 0 and {self.length} positions"
             )
-        kept = self._inputs.length - (self.length - length)
-        missing = min(length, self.conv_history) - kept
-        if self.config.conv and length > 0 and missing > 0:
-            raise UserError(
-                f"cannot crop to {length} of {self.length} positions: the convolution needs {missing} inputs that are forgotten; "
-                f"keep more with new_state(..., rollback={self.rollback + missing})"
-            )
-        self.length = self._keys.length = self._values.length = length
-        self._inputs.length = max(0, kept) if length > 0 else 0
-        self.starts = None if self.starts is None or length == 0 else self.starts[:, :length]
+        if length == self.length:
+            return self
+        if length > 0:
+            self._check_crop(length)
+        for rows in self._rows.values():
+            rows.length = max(length, rows.forgotten)
+        self.length = length
+        if length == 0:
+            self._rows, self._fixed, self.origins = {}, {}, None
+        elif self.starts is not None:
+            self.origins = document_origins(self.starts)[:, -1]
         return self
 
+    def _check_crop(self, length: int) -> None:
+        if self._fixed:
+            raise UserError(
+                f"cannot crop to {length} of {self.length} positions: a recurrence does not go back; "
+                "clone() the state before the positions that may be taken back"
+            )
+        for name, rows in self._rows.items():
+            missing = rows.forgotten - max(0, length - self._needed.get(name, length))
+            if missing > 0:
+                raise UserError(
+                    f"cannot crop to {length} of {self.length} positions: the convolution needs {missing} "
+                    "inputs that "
+                    f"were dropped; keep more with new_state(..., rollback={self.rollback + missing})"
+                )
+
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move or cast, as ``Tensor.to``; ``starts`` stay integers."""
-        self._map(lambda x: x.to(*args, **kwargs) if x.is_floating_point() else x)
-        if self.starts is not None and self.keys is not None:
-            self.starts = self.starts.to(self.keys.device)
+        """Move or cast, with the arguments of ``Tensor.to``; integers are only moved."""
+        self._change(lambda x: x.to(*args, **kwargs) if x.is_floating_point() else x)
+        device = self.device
+        if device is not None:
+            self._change(lambda x: x.to(device))
         return self
 
     def detach(self) -> Self:
         """Cut the gradient: later calls do not reach back into earlier ones."""
-        self._map(torch.detach)
+        self._change(torch.detach)
         return self
 
-    @property
-    def device(self) -> torch.device | None:
-        return None if self.keys is None else self.keys.device
-
-    def __repr__(self) -> str:
-        keys = "empty" if self.keys is None else f"{self.keys.dtype} on {self.keys.device}"
-        return f"MixerState(batch_size={self.batch_size}, length={self.length}, {keys})"
-
-    def clone(self) -> "MixerState":
-        other = MixerState(self.batch_size, self.config, rollback=self.rollback)
-        other.__dict__.update(self.__dict__)
-        other._map(torch.clone)
+    def clone(self) -> Self:
+        """Return a copy that can go another way."""
+        other = copy.copy(self)
+        other._change(torch.clone)
         return other
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
-        def changed(x: Tensor | None) -> Tensor | None:
-            return None if x is None else change(x)
+    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
+        self._fixed = {name: change(x) for name, x in self._fixed.items()}
+        self._rows = {name: rows.changed(change) for name, rows in self._rows.items()}
+        self._needed, self._offered = dict(self._needed), {}
+        self.origins = None if self.origins is None else change(self.origins)
 
-        self._keys, self._values, self._inputs = (
-            Rows(changed(rows.get())) for rows in (self._keys, self._values, self._inputs)
-        )
-        self.starts = changed(self.starts)
+    def __repr__(self) -> str:
+        held = sum(x.numel() * x.itemsize for x in self.tensors())
+        return f"{type(self).__name__}(batch_size={self.batch_size}, length={self.length}, {held} bytes)"
+
+
+class MixerState(DecodingState):
+    """The decoding state of a ``Mixer``: keys, values and, with a convolution, the latest inputs."""
+
+    @property
+    def keys(self) -> Tensor | None:
+        """``[B, T, H, Dk]``; None before the first call."""
+        return self.rows("keys")
+
+    @property
+    def values(self) -> Tensor | None:
+        """``[B, T, H, Dv]``; None before the first call."""
+        return self.rows("values")
+
+    @property
+    def inputs(self) -> Tensor | None:
+        """``[B, the latest, D]``: at least those that the next convolution needs.
+
+        None without a convolution.
+        """
+        return self.rows("inputs")

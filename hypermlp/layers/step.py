@@ -1,6 +1,7 @@
-"""A step of decoding in one kernel: the whole layer, for a few new positions.
+"""A decoding step in one kernel: the whole layer, for a few new positions.
 
-What ``Mixer.forward`` does in two dozen small operations costs more than the arithmetic when there is one new position.
+What the general path does in two dozen small operations costs more than the arithmetic when there is one new
+position.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -9,22 +10,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
+from hypermlp.layers.gates import Gates
 from hypermlp.layers.mixing import SequenceMix
 from hypermlp.layers.state import MixerState
+from hypermlp.layers.visibility import Visibility
 from hypermlp.ops.api import autocast_enabled
-from hypermlp.ops.backends import choose_backend
+from hypermlp.ops.arguments import Request
+from hypermlp.ops.dispatch import can_run
 from hypermlp.ops.library import call, define, in_transform
 
 if TYPE_CHECKING:
     from hypermlp.layers.mixer import Mixer
 
-MOST_POSITIONS = 4  # of a sequence: the kernel takes them one by one
-MOST_ROWS = 32  # of the batch: for more, ordinary matrix products are faster
+MAX_POSITIONS = 4  # of a sequence: the kernel takes them one by one
+MAX_ROWS = 32  # of the batch: for more, ordinary matrix products are faster
 
 _MIXES = ", ".join(f"Tensor? {field}{index}" for index in (1, 2) for field in ("diag", "left", "right"))
 _SCHEMA = (
     "(Tensor x, Tensor(a!)? history, SymInt past_inputs, Tensor? k_conv, Tensor? v_conv, "
-    "Tensor q_weight, Tensor k_weight, Tensor v_weight, Tensor o_weight, Tensor? gate_weight, Tensor? gate_bias, "
+    "Tensor q_weight, Tensor k_weight, Tensor v_weight, Tensor o_weight, Tensor? gate_weight, Tensor? "
+    "gate_bias, "
     f"Tensor(b!) keys, Tensor(c!) values, SymInt past, {_MIXES}, Tensor? starts, Tensor? reach, "
     "str activation, str layout, float eps) -> Tensor"
 )
@@ -38,55 +43,44 @@ _native_step = define("native_step", _SCHEMA, _fake)
 
 
 def steps_natively(layer: "Mixer", x: Tensor) -> bool:
-    """Can the kernel take these new positions?
+    """Return True if the kernel can take these new positions.
 
-    It computes no derivatives, rotates nothing, knows neither half precision nor registers, and reads parameters instead of calling
-    modules, so these must be plain: adapters and hooks take the general way.
+    It computes no derivatives, rotates nothing, has no registers, and reads parameters instead of calling
+    modules, so these must be plain: adapters and hooks take the general path.
     """
     config, count = layer.config, x.shape[1]
-    if (
-        count > MOST_POSITIONS
-        or x.shape[0] * count > MOST_ROWS
-        or torch.is_grad_enabled()
-        or torch.compiler.is_compiling()
-    ):
+    if count > MAX_POSITIONS or x.shape[0] * count > MAX_ROWS or config.rope or config.num_registers:
         return False
-    if (
-        x.dtype not in (torch.float32, torch.float64)
-        or config.rope
-        or config.activation == "softmax"
-        or config.num_registers
-    ):
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or in_transform():
         return False
-    if (
-        autocast_enabled(x.device.type)
-        or in_transform()
-        or modules._global_forward_hooks
-        or modules._global_forward_pre_hooks
-    ):
+    if autocast_enabled(x.device.type) or modules._global_forward_hooks or modules._global_forward_pre_hooks:
         return False
-    linear = (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj, layer.gates)
-    if not all(
-        is_plain(part, nn.Linear) and part.weight.dtype == x.dtype for part in linear if part is not None
-    ):
+    linear = (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj)
+    parts: list[tuple[nn.Module, type]] = [(part, nn.Linear) for part in linear]
+    parts += [(layer.gates, Gates)] if layer.gates is not None else []
+    mixes = (mix for mix in (layer.mix1, layer.mix2) if mix is not None)
+    if not all(is_plain(part, kind) and part.weight.dtype == x.dtype for part, kind in parts):
         return False
-    if not all(is_plain(mix, SequenceMix) for mix in (layer.mix1, layer.mix2) if mix is not None):
+    if not all(is_plain(mix, SequenceMix) for mix in mixes):
         return False
-    return choose_backend(layer.backend, x.device.type, config.activation) == "native"
+    mixed = config.mix1 or config.mix2
+    return can_run(layer.backend, Request("step", x.device.type, x.dtype, config.activation, mixed))
 
 
 def is_plain(part: nn.Module, kind: type) -> bool:
-    """Does it compute what its parameters say, and nothing else? Adapters and hooks do not."""
+    """Return True if the module computes what its parameters say: it is no adapter and has no hooks."""
     return type(part) is kind and not part._forward_hooks and not part._forward_pre_hooks
 
 
-def native_step(
-    layer: "Mixer", x: Tensor, state: MixerState, starts: Tensor | None, reach: Tensor | None
-) -> Tensor:
-    """``layer(x, state=state)``; the state's caches take in the new positions, which are still to be committed."""
+def native_step(layer: "Mixer", x: Tensor, state: MixerState, visibility: Visibility) -> Tensor:
+    """Compute ``layer.mix``; the state's rows are written in place and still have to be committed."""
     config, gates = layer.config, layer.gates
-    keys, values = state.caches(x)
-    history, past_inputs = state.input_cache(x) if config.conv else (None, 0)
+    state.check_kind("keys", x)
+    keys, _ = state.room("keys", x, (config.num_branches, config.qk_dim))
+    values, past = state.room("values", x, (config.num_heads, config.vo_dim))
+    history, past_inputs = None, 0
+    if config.conv:
+        history, past_inputs = state.room("inputs", x, x.shape[2:], needed=config.conv_kernel - 1)
     parameters = [
         (None, None, None) if mix is None else (mix.diag, mix.left, mix.right)
         for mix in (layer.mix1, layer.mix2)
@@ -96,10 +90,10 @@ def native_step(
         *(x, history, past_inputs, layer.k_conv, layer.v_conv),
         *(layer.q_proj.weight, layer.k_proj.weight, layer.v_proj.weight, layer.o_proj.weight),
         *((None, None) if gates is None else (gates.weight, gates.bias)),
-        *(keys, values, state.length, *parameters[0], *parameters[1]),
-        *(starts, reach, config.activation, config.layout, config.eps),
+        *(keys, values, past, *parameters[0], *parameters[1]),
+        *(visibility.rows, visibility.reach, config.activation, config.layout, config.eps),
     )
-    # Let autograd know what was written, so that a backward that saved it refuses instead of being wrong.
+    # Autograd learns what was written, so that a backward that saved it refuses instead of being wrong.
     written = [cache for cache in (history, keys, values) if cache is not None and not cache.is_inference()]
     torch.autograd.graph.increment_version(written)
     return out

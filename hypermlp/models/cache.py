@@ -7,26 +7,30 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
 from hypermlp.errors import UserError
-from hypermlp.layers.registry import Layer, State
+from hypermlp.layers.base import SequenceMixer
+from hypermlp.layers.state import DecodingState
 
 
 class _StateLayer:
-    """What transformers asks of a cache layer, answered by its state, which the mixer extends itself."""
+    """The part of transformers' cache layer that works on a decoding state, which the mixer extends
+    itself.
+    """
 
     is_croppable = True
     is_compileable = False
     is_sliding = False
 
     def __init__(self, **kwargs: Any):
-        self.state: State | None = None
+        self.state: DecodingState | None = None
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
         self.is_initialized = False
 
-    def state_of(self, mixer: Layer, batch_size: int) -> State:
-        """The state to hand to the mixer, made at the first call."""
+    def state_of(self, mixer: SequenceMixer, batch_size: int) -> DecodingState:
+        """Return the state for the mixer, made at the first call."""
         if self.state is None:
             self.state = mixer.new_state(batch_size)
+        assert self.state is not None
         return self.state
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -50,10 +54,11 @@ class _StateLayer:
         self.state = None
 
     def crop(self, tokens_to_remove: int) -> None:
-        """``tokens_to_remove`` is zero or negative, as transformers has it."""
+        """Remove the last tokens. ``tokens_to_remove`` is zero or negative: transformers' convention."""
         if tokens_to_remove > 0:
             raise UserError(
-                f"tokens_to_remove is {tokens_to_remove}; it must be zero or negative: so many tokens are removed"
+                f"tokens_to_remove is {tokens_to_remove}; it must be zero or negative: so many tokens are "
+                "removed"
             )
         if self.state is not None:
             self.state.crop(self.state.length + tokens_to_remove)
@@ -85,7 +90,7 @@ class HyperMLPCacheLayer(_StateLayer, DynamicLayer):
 
 
 class HyperMLPStaticCacheLayer(_StateLayer, StaticLayer):
-    """A state has its own preallocated room, so a static cache is the same."""
+    """The same for a static cache: a decoding state preallocates its own room."""
 
     _layer_type = "hypermlp"
 
@@ -97,13 +102,16 @@ class HyperMLPStaticCacheLayer(_StateLayer, StaticLayer):
         return self.max_cache_len
 
 
-def layer_state(cache: Cache | None, index: int, mixer: Layer, batch_size: int) -> State | None:
-    """The state of layer ``index`` in a cache, if there is one."""
+def layer_state(
+    cache: Cache | None, index: int, mixer: SequenceMixer, batch_size: int
+) -> DecodingState | None:
+    """Return the decoding state of layer ``index`` in a cache; None without a cache."""
     if cache is None:
         return None
     layer = cache.layers[index] if index < len(cache.layers) else None
     if not isinstance(layer, _StateLayer):
         raise UserError(
-            f"past_key_values holds {type(layer).__name__} for layer {index}; make it with DynamicCache(config=model.config)"
+            f"past_key_values holds {type(layer).__name__} for layer {index}; make it with "
+            "DynamicCache(config=model.config)"
         )
     return layer.state_of(mixer, batch_size)

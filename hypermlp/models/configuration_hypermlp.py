@@ -15,43 +15,66 @@ LORA_TARGETS = ["v_proj", "o_proj"]  # the readout of the dynamic MLP: docs/deri
 
 @strict
 class HyperMLPConfig(PreTrainedConfig):
-    """A stack of blocks, each a mixer and an MLP.
+    """The configuration of a language model: a stack of blocks, each a sequence mixer and an MLP.
+
+    Every block computes ``x = x + mixer(norm(x))``, then ``x = x + mlp(norm(x))``.
+
+    Args:
+        mixer: the sequence mixer: a label such as "G-cg-q-12o" (HyperGLU, the default) or "S-p", the name of
+            a baseline such as "gla", or a list with one for each layer (a hybrid stack).
+        hidden_size: width of the model (768).
+        num_hidden_layers: number of blocks (12).
+        num_heads: heads of a label's layer (2). A baseline has heads of its published width, unless
+            ``baseline_settings`` says otherwise.
+        max_position_embeddings: the longest context: the number of slots of the sequence mixes (1024).
+        vocab_size: number of tokens (50304).
+        block: "gpt2" (LayerNorm, GELU, scaled residual initialisation; the default) or "llama" (RMSNorm,
+            SwiGLU).
+        intermediate_size: width of the MLP. None: 4 x hidden_size for "gpt2", 8/3 x hidden_size rounded up to
+            a multiple of 256 for "llama".
+        learned_positions: whether a table of absolute positions is added to the embeddings, as in GPT-2
+            (False).
+        rank: rank of the sequence mixes (16).
+        compression: what q or v in a label divides the width of that side by (4).
+        conv_kernel: taps of a label's convolution (4).
+        rope_theta: base of the rotary frequencies (10,000).
+        num_registers: learned rows that each layer of a label prepends to every context, in addition to
+            max_position_embeddings (0).
+        baseline_settings: settings of baselines by name, such as ``{"gla": {"num_heads": 2}}``;
+            docs/baselines.md.
+        norm_eps: None: 1e-5 for "gpt2", 1e-6 for "llama".
+        initializer_range: standard deviation of the initial weights (0.02).
+        tie_word_embeddings: whether the output matrix is the embedding matrix (True).
+        use_cache: whether a forward pass returns a cache for decoding (True).
+        bos_token_id: token that begins a text (None).
+        eos_token_id: token that ends a text (None).
+        pad_token_id: token for padding (None).
 
     Example::
 
-        HyperMLPConfig(mixer="G-cg-q-12o", hidden_size=768, num_hidden_layers=12, max_position_embeddings=1024, vocab_size=50304)
+        HyperMLPConfig(hidden_size=256, num_hidden_layers=4, max_position_embeddings=512, vocab_size=257)
     """
 
     model_type = "hypermlp"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
     base_model_fsdp_plan: ClassVar[dict[str, str]] = {"layers.*": "free_full_weight"}
 
-    mixer: str | list[str] = (
-        "G-cg-q-12o"  # a label such as "S-p", a peer such as "gla", or one for each layer: a hybrid stack
-    )
+    mixer: str | list[str] = "G-cg-q-12o"
     hidden_size: int = 768
     num_hidden_layers: int = 12
-    num_heads: int = (
-        2  # of labels; a peer has heads of its published width, unless peer_settings says otherwise
-    )
-    max_position_embeddings: int = 1024  # the longest context: slots of the sequence mixes
+    num_heads: int = 2
+    max_position_embeddings: int = 1024
     vocab_size: int = 50304
-    block: str = "gpt2"  # "gpt2": LayerNorm, GELU, scaled residual init; "llama": RMSNorm, SwiGLU
-    intermediate_size: int | None = (
-        None  # of the MLP; None: 4 x hidden for gpt2, 8/3 x hidden rounded up to 256 for llama
-    )
-    learned_positions: bool = False  # a table of absolute positions beside the embeddings, as GPT-2 has it
-    rank: int = 16  # of the sequence mixes
-    compression: int = 4  # what q or v in a label divides that side's width by
+    block: str = "gpt2"
+    intermediate_size: int | None = None
+    learned_positions: bool = False
+    rank: int = 16
+    compression: int = 4
     conv_kernel: int = 4
     rope_theta: float = 10_000.0
-    num_registers: int = (
-        0  # of every layer of a label: learned rows before every context, beside max_position_embeddings
-    )
-    peer_settings: dict[str, Any] | None = (
-        None  # of peers, by name: {"gla": {"num_heads": 2}}; docs/baselines.md
-    )
-    norm_eps: float | None = None  # None: 1e-5 for gpt2, 1e-6 for llama
+    num_registers: int = 0
+    baseline_settings: dict[str, Any] | None = None
+    norm_eps: float | None = None
     initializer_range: float = 0.02
     tie_word_embeddings: bool = True
     use_cache: bool = True
@@ -60,62 +83,47 @@ class HyperMLPConfig(PreTrainedConfig):
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        # Configurations saved by early versions have the field under this name.
+        self.baseline_settings = kwargs.pop("peer_settings", None) or self.baseline_settings
         for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
-            require(
-                name,
-                getattr(self, name),
-                is_integer(getattr(self, name)) and getattr(self, name) > 0,
-                "a whole number, 1 or more",
-            )
+            value = getattr(self, name)
+            require(name, value, is_integer(value) and value > 0, "a whole number, 1 or more")
         require("block", self.block, self.block in BLOCKS, " or ".join(map(repr, BLOCKS)))
         if isinstance(self.mixer, list):
             fits = len(self.mixer) == self.num_hidden_layers
-            require(
-                "mixer",
-                self.mixer,
-                fits,
-                f"one label, or a list of num_hidden_layers = {self.num_hidden_layers} of them",
-            )
+            allowed = f"one label, or a list of num_hidden_layers = {self.num_hidden_layers} of them"
+            require("mixer", self.mixer, fits, allowed)
         if self.intermediate_size is None:
             wide = -(-8 * self.hidden_size // 3)
             self.intermediate_size = 4 * self.hidden_size if self.block == "gpt2" else -(-wide // 256) * 256
         if self.norm_eps is None:
             self.norm_eps = 1e-5 if self.block == "gpt2" else 1e-6
-        for name, settings in (self.peer_settings or {}).items():
-            used = list(dict.fromkeys(mixer for mixer in self.mixers if mixer in BASELINES))
-            require(
-                "peer_settings",
-                self.peer_settings,
-                name in used,
-                f"settings of peers in the model ({', '.join(used) or 'none'}), by name",
-            )
+        self._check_baselines()
+        for index in range(self.num_hidden_layers):
+            self.mixer_config(index)  # raises before anything is built
+        super().__post_init__(**kwargs)
+
+    def _check_baselines(self) -> None:
+        used = list(dict.fromkeys(mixer for mixer in self.mixers if mixer in BASELINES))
+        for name, settings in (self.baseline_settings or {}).items():
+            allowed = f"settings of the model's baselines ({', '.join(used) or 'it has none'}), by name"
+            require("baseline_settings", self.baseline_settings, name in used, allowed)
             fits = isinstance(settings, dict) and not {"hidden_size", "max_length", "init_std"} & set(
                 settings
             )
-            require(
-                f"peer_settings[{name!r}]",
-                settings,
-                fits,
-                "its own settings, as {'num_heads': 4}; widths are the model's",
-            )
+            allowed = "settings of that baseline, such as {'num_heads': 4}; the model sets the widths"
+            require(f"baseline_settings[{name!r}]", settings, fits, allowed)
         if all(mixer in BASELINES for mixer in self.mixers):
-            require(
-                "num_registers",
-                self.num_registers,
-                self.num_registers == 0,
-                "0 in a model of peers alone: only labels have registers",
-            )
-        for index in range(self.num_hidden_layers):
-            self.mixer_config(index)  # says what is wrong before anything is built
-        super().__post_init__(**kwargs)
+            allowed = "0 in a model of baselines alone: only labels have registers"
+            require("num_registers", self.num_registers, self.num_registers == 0, allowed)
 
     @property
     def mixers(self) -> list[str]:
-        """The label of every layer."""
+        """The label or baseline of every layer."""
         return self.mixer if isinstance(self.mixer, list) else [self.mixer] * self.num_hidden_layers
 
     def mixer_config(self, index: int) -> Config:
-        """That of one layer."""
+        """Return the configuration of one layer's mixer."""
         name = self.mixers[index]
         settings: dict[str, Any] = {
             "hidden_size": self.hidden_size,
@@ -123,7 +131,7 @@ class HyperMLPConfig(PreTrainedConfig):
             "init_std": self.initializer_range,
         }
         if name in BASELINES:
-            return mixer_config(name, **settings, **(self.peer_settings or {}).get(name, {}))
+            return mixer_config(name, **settings, **(self.baseline_settings or {}).get(name, {}))
         return mixer_config(
             name,
             **settings,
@@ -137,14 +145,14 @@ class HyperMLPConfig(PreTrainedConfig):
 
     @property
     def layer_types(self) -> list[str]:
-        """Which cache layers ``generate`` makes: models/cache.py."""
+        """The kinds of cache layers that ``generate`` makes (models/cache.py)."""
         return ["hypermlp"] * self.num_hidden_layers
 
     def validate_layer_type(self) -> None:
-        """Ours is none of the types that transformers knows."""
+        """Accept ``layer_types``: "hypermlp" is not among transformers' own types."""
 
     def to_dict(self) -> dict[str, Any]:
-        _offer_lora_targets()  # PEFT asks a model for its configuration just before it looks up default targets
+        _offer_lora_targets()  # PEFT asks for the configuration just before it looks up default targets
         result: dict[str, Any] = super().to_dict()
         return result
 

@@ -21,14 +21,14 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import capture_outputs
 
 from hypermlp.errors import UserError
-from hypermlp.layers import Mixer
-from hypermlp.layers.baselines.base import Baseline
-from hypermlp.layers.mixing import SequenceMix
+from hypermlp.layers.base import SequenceMixer
+from hypermlp.layers.initialization import initialize_
 from hypermlp.layers.mlp import GeluMlp, SwigluMlp
 from hypermlp.layers.registry import layer_of
+from hypermlp.layers.visibility import Visibility
 from hypermlp.models.cache import layer_state
 from hypermlp.models.configuration_hypermlp import HyperMLPConfig
-from hypermlp.models.visibility import own_positions, starts_of_batch
+from hypermlp.models.visibility import batch_starts
 
 logger = logging.get_logger(__name__)
 
@@ -57,11 +57,9 @@ class HyperMLPBlock(GradientCheckpointingLayer):
             for output in (self.mixer.o_proj, self.mlp.down_proj):
                 output.is_residual_output = True  # type: ignore[assignment]  # starts smaller, the more of them are added up
 
-    def forward(
-        self, x: Tensor, starts: Tensor | None = None, past_key_values: Cache | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, visibility: Visibility, past_key_values: Cache | None = None) -> Tensor:
         state = layer_state(past_key_values, self.index, self.mixer, x.shape[0])
-        x = x + self.mixer(self.mixer_norm(x), state=state, starts=starts)
+        x = x + self.mixer(self.mixer_norm(x), state=state, visibility=visibility)
         out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out
 
@@ -77,28 +75,8 @@ class HyperMLPPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        std = self.config.initializer_range
-        if isinstance(module, nn.Linear | nn.Embedding):
-            depth = 2 * self.config.num_hidden_layers if getattr(module, "is_residual_output", False) else 1
-            init.normal_(module.weight, std=std / math.sqrt(depth))
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                init.zeros_(module.bias)
-        elif isinstance(module, nn.LayerNorm | nn.RMSNorm | nn.GroupNorm):
-            if module.weight is not None:
-                init.ones_(module.weight)
-            if isinstance(module, nn.GroupNorm):
-                init.zeros_(module.bias)
-        elif isinstance(module, Baseline):
-            for name, value in module.initial_values().items():
-                init.copy_(module.get_parameter(name), value)
-        elif isinstance(module, SequenceMix):
-            init.zeros_(module.diag)
-            init.normal_(module.left, std=std)
-            init.normal_(module.right, std=std)
-        elif isinstance(module, Mixer):
-            for weight in (module.k_conv, module.v_conv, module.registers):
-                if weight is not None:
-                    init.normal_(weight, std=std)
+        depth = 2 * self.config.num_hidden_layers if getattr(module, "is_residual_output", False) else 1
+        initialize_(module, self.config.initializer_range / math.sqrt(depth), init)
 
     def save_pretrained(self, save_directory: str | os.PathLike[Any], *args: Any, **kwargs: Any) -> Any:
         """As ever; the folder also gets the few lines that let ``trust_remote_code`` find this package."""
@@ -148,17 +126,45 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        past = 0 if past_key_values is None else past_key_values.get_seq_length()
-        shape = {"batch": x.shape[0], "new": x.shape[1], "past": past}
-        starts = starts_of_batch(attention_mask, position_ids, document_ids, **shape)
+        visibility = self._visibility(x, attention_mask, position_ids, document_ids, past_key_values)
         if self.embed_positions is not None:
-            positions = (
-                own_positions(starts, **shape, device=x.device) if position_ids is None else position_ids
-            )
-            x = x + self.embed_positions(positions)
+            if position_ids is None:
+                reach = visibility.reach
+                position_ids = visibility.stream()[None] if reach is None else (reach - 1).clamp(min=0)
+            x = x + self.embed_positions(position_ids)
         for block in self.layers:
-            x = block(x, starts=starts, past_key_values=past_key_values)
+            x = block(x, visibility, past_key_values=past_key_values)
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
+
+    def mixers(self) -> list[SequenceMixer]:
+        """Return the sequence mixers of all layers, first to last."""
+        return [block.mixer for block in self.layers]  # type: ignore[misc]
+
+    def _visibility(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        document_ids: Tensor | None,
+        cache: Cache | None,
+    ) -> Visibility:
+        """Compute once, for all layers, which positions each new position sees."""
+        batch, new = x.shape[:2]
+        mixers = self.mixers()
+        state = layer_state(cache, 0, mixers[0], batch)
+        past = 0 if state is None else state.length
+        starts = batch_starts(attention_mask, position_ids, document_ids, batch=batch, new=new, past=past)
+        if starts is None and state is not None:
+            starts = state.following_starts()
+        longest = [mixer.max_visible for mixer in mixers if mixer.max_visible is not None]
+        return Visibility(
+            starts,
+            past=past,
+            new=new,
+            device=x.device,
+            max_visible=min(longest, default=None),
+            origins=None if state is None else state.origins,
+        )
 
 
 class HyperMLPForCausalLM(HyperMLPPreTrainedModel, GenerationMixin):
@@ -171,10 +177,8 @@ class HyperMLPForCausalLM(HyperMLPPreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = HyperMLPModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        # A recurrence cannot take back tokens: transformers then refuses assisted generation.
-        self._is_stateful = any(
-            isinstance(module, Baseline) and module.recurrent for module in self.modules()
-        )
+        # A recurrence cannot take back tokens: this makes transformers refuse assisted generation.
+        self._is_stateful = any(mixer.recurrent for mixer in self.model.mixers())
         self.post_init()
 
     @can_return_tuple

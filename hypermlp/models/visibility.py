@@ -1,4 +1,4 @@
-"""What a batch says about who sees whom, turned into ``starts``.
+"""From the arguments of a Hugging Face model to ``starts``.
 
 Shapes: B batch, T new positions, P positions in the cache.
 """
@@ -9,7 +9,7 @@ from torch import Tensor
 from hypermlp.errors import UserError
 
 
-def starts_of_batch(
+def batch_starts(
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
     document_ids: Tensor | None,
@@ -18,12 +18,15 @@ def starts_of_batch(
     new: int,
     past: int,
 ) -> Tensor | None:
-    """First position that each token sees, ``[B]`` or ``[B, T]``; None if each sees everything before it.
+    """Return the first position that each token sees, ``[B]`` or ``[B, T]``; None if each sees all earlier
+    ones.
 
     Args:
-        attention_mask: ``[B, P + T]``, 0 for padding on the left. Zeros on the right are padding too, which nobody sees anyway.
-        position_ids: ``[B or 1, T]``; without a mask and a cache, a document begins wherever they do not count on.
-        document_ids: ``[B, T]``, equal within a document, documents one after another.
+        attention_mask: ``[B, P + T]``, 0 for left padding. Zeros on the right are padding too, which no token
+            sees.
+        position_ids: ``[B or 1, T]``. Without a mask and a cache, a document begins wherever they do not
+            increase by 1.
+        document_ids: ``[B, T]``, equal within a document; documents follow one another.
     """
     padding = None if attention_mask is None else _padding(attention_mask, batch, past + new)
     documents = None
@@ -31,7 +34,8 @@ def starts_of_batch(
         _check_shape("document_ids", document_ids, (batch, new))
         if past > 0:
             raise UserError(
-                "document_ids cannot be given with a filled cache; decode each document with a cache of its own"
+                "document_ids cannot be given with a filled cache; decode each document with a cache of its "
+                "own"
             )
         documents = _document_starts(document_ids[:, 1:] != document_ids[:, :-1])
     elif position_ids is not None and attention_mask is None and past == 0:
@@ -55,7 +59,8 @@ def _check_shape(name: str, x: Tensor, shape: tuple[int, int]) -> None:
 def _padding(mask: Tensor, batch: int, total: int) -> Tensor | None:
     if mask.dim() != 2:
         raise UserError(
-            f"attention_mask has shape {list(mask.shape)}; it must be [batch, positions], 0 for padding on the left"
+            f"attention_mask has shape {list(mask.shape)}; it must be [batch, positions], 0 for padding on "
+            "the left"
         )
     _check_shape("attention_mask", mask, (batch, total))
     seen = mask != 0
@@ -70,15 +75,10 @@ def _padding(mask: Tensor, batch: int, total: int) -> Tensor | None:
 
 
 def _document_starts(begins: Tensor) -> Tensor:
-    """``begins``: ``[B, T - 1]``, does a document begin at positions 1, 2, ...?"""
+    """Return ``starts`` ``[B, T]``.
+
+    ``begins`` ``[B, T - 1]`` states whether a document begins at positions 1, 2, ...
+    """
     positions = torch.arange(1, begins.shape[1] + 1, device=begins.device)
     starts = torch.where(begins, positions, 0)
     return torch.nn.functional.pad(starts, (1, 0)).cummax(dim=1).values
-
-
-def own_positions(starts: Tensor | None, *, batch: int, new: int, past: int, device: torch.device) -> Tensor:
-    """Positions counted from what each token sees first, ``[B or 1, T]``: for a table of learned positions."""
-    positions = torch.arange(past, past + new, device=device)[None]
-    if starts is None:
-        return positions
-    return (positions - (starts[:, None] if starts.dim() == 1 else starts)).clamp(min=0)

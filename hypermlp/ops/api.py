@@ -1,4 +1,4 @@
-"""``hyper_attention``: the formula, the checks, the choice of a backend."""
+"""``hyper_attention`` and ``causal_conv_pair``: the formulas, the checks, the choice of a backend."""
 
 import math
 
@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from hypermlp.errors import UserError
-from hypermlp.ops.backends import BACKENDS, choose_backend
-from hypermlp.ops.fused import fused_softmax
+from hypermlp.ops.arguments import Attention, Mix, Request
+from hypermlp.ops.dispatch import choose_backend
 from hypermlp.ops.layout import LAYOUTS, check_starts_form, row_starts
-from hypermlp.ops.types import Mix
 
 ACTIVATIONS = ("relu", "glu", "softmax")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -28,9 +27,9 @@ def hyper_attention(
     eps: float = 1e-12,
     backend: str = "auto",
 ) -> Tensor:
-    """Causal attention as a dynamic two-layer MLP, mixed along the sequence.
+    """Causal attention as a dynamic two-layer MLP, with learned mixing along the sequence.
 
-    One head at one query, over the slots of the keys that it sees (``R(mix) = I + Diag(diag) + left Diag(gate) rightᵀ``)::
+    For one head at one query, over the slots of the keys that the query sees::
 
         z = q Kᵀ                                              scores
         h = z R(mix1)                                         first mix
@@ -39,23 +38,35 @@ def hyper_attention(
           = softmax(h / sqrt(Dk))                                        "softmax"
         o = a R(mix2)ᵀ V                                      second mix, readout
 
+    where ``R(mix) = I + Diag(diag) + left Diag(gate) rightᵀ`` (see ``Mix``).
+
     Args:
-        q: ``[B, Tq, Hq, Dk]``. The queries are the last Tq of the Tk positions: decoding and chunked prefill are this function.
-        k: ``[B, Tk, Hq, Dk]``. Hq is H, or 2 H for "glu": first the H gate branches, then the H scale branches.
+        q: ``[B, Tq, Hq, Dk]``. The queries are the last Tq of the Tk positions, so decoding and chunked
+            prefill are calls of this function too.
+        k: ``[B, Tk, Hq, Dk]``. Hq is H, or 2 H for "glu": first the H gate branches, then the H scale
+            branches.
         v: ``[B, Tk, H, Dv]``.
         mix1: mix of the scores, one per branch (its H is Hq); None for the identity.
         mix2: mix of the activation, one per head; None for the identity.
         activation: "relu", "glu" or "softmax".
         layout: "lag" counts slots from the query backwards, "forward" from the first visible position.
-        starts: integers, ``[B]`` or ``[B, Tq]``: the first position that each query sees, non-decreasing, between 0 and
-            position + 1 (sees nothing: output 0). ``[B]`` serves padding on the left, ``[B, Tq]`` packed documents and windows.
+        starts: integers, ``[B]`` or ``[B, Tq]``: the first position that each query sees, non-decreasing
+            along the queries, between 0 and position + 1 (nothing is visible: the output is 0). ``[B]``
+            expresses left padding, ``[B, Tq]`` packed documents or a sliding window. None: every query sees
+            all positions up to its own.
         eps: stabilises the norm of an all-zero row.
         backend: "auto" or a name from ``available_backends()``.
 
-    Keys and values that no query sees must be finite all the same: their products with zero weights are computed.
-
     Returns:
-        ``[B, Tq, H, Dv]`` in the dtype of q. float16 and bfloat16 are computed in float32; under autocast q, k and v are cast.
+        ``[B, Tq, H, Dv]`` in the dtype of q. float16 and bfloat16 are computed in float32; under autocast q,
+        k and v are cast to its dtype.
+
+    Keys and values that no query sees must still be finite: they are multiplied by zero weights.
+
+    Example::
+
+        q, k, v = torch.randn(2, 64, 4, 16), torch.randn(2, 64, 4, 16), torch.randn(2, 64, 2, 32)
+        o = hyper_attention(q, k, v, activation="glu")  # [2, 64, 2, 32]: two heads, no mixes
     """
     if activation not in ACTIVATIONS:
         raise UserError(f"unknown activation {activation!r}; allowed: {', '.join(map(repr, ACTIVATIONS))}")
@@ -74,34 +85,64 @@ def hyper_attention(
         starts = row_starts(starts, q.shape[1], k.shape[1], slots)
     elif 0 <= slots < k.shape[1]:
         raise UserError(
-            f"{k.shape[1]} positions, but the mixes have only {slots} slots; pass longer mixes, or starts that keep each query to {slots}"
+            f"{k.shape[1]} positions, but the mixes have only {slots} slots; pass longer mixes, or starts "
+            "that let each "
+            f"query see at most {slots}"
         )
-    return attend(q, k, v, mix1, mix2, starts, activation=activation, layout=layout, eps=eps, backend=backend)
+    return attend(Attention(q, k, v, mix1, mix2, starts, activation, layout, float(eps)), backend)
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mix1: Mix | None,
-    mix2: Mix | None,
-    starts: Tensor | None,
+def attend(arguments: Attention, backend: str) -> Tensor:
+    """Run the operator on arguments that are known to be valid; ``starts`` comes from ``row_starts``."""
+    mixed = arguments.mix1 is not None or arguments.mix2 is not None
+    request = _request("attention", arguments.q, arguments.tensors(), arguments.activation, mixed)
+    return choose_backend(backend, request).attention(arguments)
+
+
+def causal_conv_pair(
+    x: Tensor,
+    weight1: Tensor,
+    weight2: Tensor,
+    length: int,
+    reach: Tensor | None = None,
     *,
-    activation: str,
-    layout: str,
-    eps: float,
-    backend: str,
-) -> Tensor:
-    """``hyper_attention`` for callers whose arguments fit by construction; ``starts`` comes from ``row_starts``."""
-    fused = activation == "softmax" and mix1 is None and mix2 is None
-    chosen = choose_backend(backend, q.device.type, "fused" if fused else activation)
-    if fused and chosen != "reference":
-        return fused_softmax(q, k, v, starts)
-    return BACKENDS[chosen].run(q, k, v, mix1, mix2, starts, activation=activation, layout=layout, eps=eps)
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Compute two depthwise causal convolutions of one input.
+
+    For each weight, ``y[t] = sum over lags i < K of weight[:, i] * x[t - i]``.
+
+    Args:
+        x: ``[B, >= T, D]``, the T positions and, before them, the earlier ones that exist. The last K - 1 of
+            those matter; zeros stand in for missing ones.
+        weight1: ``[D, K]``, column i for lag i.
+        weight2: ``[D, K]``.
+        length: T.
+        reach: int64 ``[B, T]``, how many positions each position sees, itself included; None for all. A
+            position that sees nothing (0) gets a zero row.
+        backend: "auto", or a backend that has the convolution: "native", "blocked" or "reference".
+
+    Returns:
+        two tensors ``[B, T, D]`` in the dtype of x.
+    """
+    run = choose_backend(backend, _request("convolution", x, (x, weight1, weight2))).convolution
+    assert run is not None
+    return run(x, weight1, weight2, length, reach)
+
+
+def _request(
+    operation: str,
+    like: Tensor,
+    tensors: tuple[Tensor | None, ...],
+    activation: str = "",
+    mixed: bool = False,
+) -> Request:
+    needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    return Request(operation, like.device.type, like.dtype, activation, mixed, needs_grad)
 
 
 def autocast_enabled(device_type: str) -> bool:
-    """Is autocast on? Some devices, meta for one, do not know it."""
+    """Return True if autocast is on for this kind of device. Some kinds, such as meta, have no autocast."""
     return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
 
 
@@ -140,7 +181,8 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, activation: str) -> None:
     branches = 2 if activation == "glu" else 1
     if q.shape[2] != branches * v.shape[2]:
         raise UserError(
-            f"q has {q.shape[2]} heads and v has {v.shape[2]}; activation {activation!r} needs {branches} x as many in q and k"
+            f"q has {q.shape[2]} heads and v has {v.shape[2]}; activation {activation!r} needs {branches} x "
+            "as many in q and k"
         )
 
 
@@ -153,16 +195,16 @@ def _check_dtypes(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def _check_mix(name: str, mix: Mix, q: Tensor, heads: int) -> int:
-    """The number of slots of a well-formed mix."""
+    """Raise unless the mix is well-formed; return its number of slots."""
     if not isinstance(mix, Mix) or not all(isinstance(x, Tensor) for x in mix):
         raise UserError(
-            f"{name} is a {type(mix).__name__}; it must be None or a Mix of four tensors: diag, left, right, gate"
+            f"{name} is a {type(mix).__name__}; it must be None or a Mix of four tensors: diag, left, right, "
+            "gate"
         )
     shapes = {field: x.dim() for field, x in zip(Mix._fields, mix, strict=True)}
     if shapes != {"diag": 2, "left": 3, "right": 3, "gate": 4}:
-        raise UserError(
-            f"{name} has ranks {shapes}; it must be Mix(diag=[H, L], left=[H, L, r], right=[H, L, r], gate=[B, Tq, H, r])"
-        )
+        form = "Mix(diag=[H, L], left=[H, L, r], right=[H, L, r], gate=[B, Tq, H, r])"
+        raise UserError(f"{name} has tensors with {shapes} dimensions; it must be {form}")
     slots, rank = mix.left.shape[1:]
     expected = {
         "diag": (heads, slots),
@@ -183,6 +225,7 @@ def _check_mix(name: str, mix: Mix, q: Tensor, heads: int) -> int:
         }  # parameters may stay in float32 beside half precision
         if x.dtype not in allowed:
             raise UserError(
-                f"{name}.{field} is {x.dtype}, q is {q.dtype}; allowed: {', '.join(sorted(map(str, allowed)))}"
+                f"{name}.{field} is {x.dtype}, q is {q.dtype}; allowed: "
+                f"{', '.join(sorted(map(str, allowed)))}"
             )
     return slots

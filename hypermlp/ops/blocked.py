@@ -1,11 +1,13 @@
-"""Backend "blocked": row blocks of scores in plain PyTorch, mixed in place, with a backward that recomputes them.
+"""Backend "blocked": row blocks of scores in plain PyTorch, mixed in place, with a backward that recomputes
+them.
 
 Memory is O(T): the forward keeps q, k, v, the mixes and 1/rho; the backward walks the same blocks again.
-1/rho is applied to the output row instead of the scores, since relu(c h) = c relu(h) for c > 0 and all that follows is
-linear. Half precision is stored, float32 is computed.
+1/rho is applied to the output row instead of the scores, since relu(c h) = c relu(h) for c > 0 and all that
+follows is linear. Half precision is stored, float32 is computed.
 
-Shapes: B batch, H heads, G branches (H, or 2 H for "glu"), Tq queries, Tk keys, M queries of one block, n keys of one
-block, Dk, Dv widths, L slots, r rank. Inside, heads come first: [G, B, T, D], so that one GEMM per head mixes a whole batch.
+Shapes: B batch, H heads, G branches (H, or 2 H for "glu"), Tq queries, Tk keys, M queries of one block, n
+keys of one block, Dk, Dv widths, L slots, r rank. Inside, heads come first: [G, B, T, D], so that one GEMM
+per head mixes a whole batch.
 """
 
 import math
@@ -15,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hypermlp.ops.block import ScoreBlock
-from hypermlp.ops.types import Mix
+from hypermlp.ops.arguments import Attention, Mix
+from hypermlp.ops.score_block import ScoreBlock
 
 MIN_ROWS, MAX_ROWS = 32, 128  # rows of a block, where the sequence is long enough
 MAX_CELLS = {"cpu": 1 << 21}  # scores in one buffer: near the cache on a CPU,
@@ -39,7 +41,10 @@ class _Scratch:
 
 
 class _Mixer:
-    """One mix as the blocks want it: heads first, rows newest last in layout "lag", zero rows where the slots run out."""
+    """One mix as the blocks want it:
+
+    heads first, rows newest last in layout "lag", zero rows where the slots run out.
+    """
 
     def __init__(self, mix: Mix, *, slots: int, layout: str, scratch: _Scratch):
         dtype = scratch.like.dtype
@@ -85,7 +90,10 @@ class _MixerGrad:
         self.gate = torch.zeros_like(mixer.gate)
 
     def apply_(self, block: ScoreBlock, before: Tensor, inner: Tensor, grad: Tensor) -> None:
-        """grad, of ``before`` R, ← grad of ``before``; ``inner`` is ``before`` · left. The parameters' gradients add up."""
+        """grad, of ``before`` R, ← grad of ``before``; ``inner`` is ``before`` · left.
+
+        The parameters' gradients add up.
+        """
         mixer, window = self.mixer, self.mixer.window(block)
         before_rows, grad_rows, gates = block.aligned(before), block.aligned(grad), mixer.gates(block)
         product = torch.mul(before_rows, grad_rows, out=mixer.scratch.get("temporary", before_rows.shape))
@@ -109,23 +117,12 @@ class _MixerGrad:
 class _Problem:
     """One call in the order of the blocks: what forward and backward share."""
 
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mix1: Mix | None,
-        mix2: Mix | None,
-        starts: Tensor | None,
-        activation: str,
-        layout: str,
-        eps: float,
-    ):
+    def __init__(self, arguments: Attention):
+        q, k, v, mix1, mix2, starts, activation, layout, eps = arguments
         self.dtype = torch.promote_types(q.dtype, torch.float32)
         self.batch, self.heads, self.branches = q.shape[0], v.shape[2], q.shape[2]
-        self.unseen = (
-            0 if starts is None else min(int(starts.min()), k.shape[1] - q.shape[1])
-        )  # keys before every start
+        # keys before every start take no part
+        self.unseen = 0 if starts is None else min(int(starts.min()), k.shape[1] - q.shape[1])
         k, v, starts = (
             k[:, self.unseen :],
             v[:, self.unseen :],
@@ -176,7 +173,10 @@ class _Problem:
         return self.scratch.get(name, source.shape).copy_(source)
 
     def product(self, name: str, block: ScoreBlock, rows: Tensor, columns: Tensor) -> Tensor:
-        """rows · columnsᵀ as a masked buffer. A batched GEMM is fast only into contiguous memory, hence the copy."""
+        """rows · columnsᵀ as a masked buffer.
+
+        A batched GEMM is fast only into contiguous memory, hence the copy.
+        """
         product = self.scratch.get("temporary", (rows.shape[0], block.rows, block.columns))
         torch.bmm(rows[:, block.queries], columns[:, block.keys].mT, out=product)
         buffer = self.buffer(name, block, rows.shape[0] // self.batch)
@@ -188,7 +188,10 @@ class _Problem:
         return scores if self.score_scale == 1.0 else scores.mul_(self.score_scale)
 
     def activate(self, block: ScoreBlock, scores: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The activation, zero where the scores are masked, not yet divided by rho; and softplus(scale) of "glu"."""
+        """The activation, zero where the scores are masked, not yet divided by rho.
+
+        And softplus(scale) of "glu".
+        """
         weights = self.buffer("weights", block, self.heads)
         if self.activation == "softmax":
             weights = block.mask_(weights.copy_(scores), torch.finfo(self.dtype).min)
@@ -246,7 +249,10 @@ def rows_per_block(device: str, matrices: int, num_queries: int, num_keys: int) 
 
 
 def workspace_bytes(device: str, q: Tensor, k: Tensor, v: Tensor, mixes: int) -> int:
-    """About what ``backward`` holds for itself: inputs, mixes (so many numbers) and gradients with heads first, six buffers of scores."""
+    """About what ``backward`` holds for itself:
+
+    inputs, mixes (so many numbers) and gradients with heads first, six buffers of scores.
+    """
     matrices, num_queries, num_keys = q.shape[0] * q.shape[2], q.shape[1], k.shape[1]
     scores = matrices * rows_per_block(device, matrices, num_queries, num_keys) * num_keys
     return torch.float32.itemsize * (2 * (q.numel() + k.numel() + v.numel() + mixes) + v.numel() + 6 * scores)
@@ -257,19 +263,9 @@ def transposed(mix: Mix) -> Mix:
     return mix._replace(left=mix.right, right=mix.left)
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mix1: Mix | None,
-    mix2: Mix | None,
-    starts: Tensor | None,
-    activation: str,
-    layout: str,
-    eps: float,
-) -> tuple[Tensor, Tensor]:
-    """The output ``[B, Tq, H, Dv]`` and 1/rho ``[H * B, Tq, 1]``."""
-    problem = _Problem(q, k, v, mix1, mix2, starts, activation, layout, eps)
+def forward(arguments: Attention) -> tuple[Tensor, Tensor]:
+    """Return the output ``[B, Tq, H, Dv]`` and 1/rho ``[H * B, Tq, 1]``."""
+    problem, q, v = _Problem(arguments), arguments.q, arguments.v
     out = torch.empty_like(v[:, : q.shape[1]], memory_format=torch.contiguous_format)
     inverse_norms = problem.v.new_empty(problem.v.shape[0], q.shape[1], 1)
     for block in problem.blocks():
@@ -285,21 +281,9 @@ def forward(
     return out, inverse_norms
 
 
-def backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mix1: Mix | None,
-    mix2: Mix | None,
-    starts: Tensor | None,
-    inverse_norm: Tensor,
-    activation: str,
-    layout: str,
-    eps: float,
-) -> list[Tensor]:
-    """Gradients of q, k, v and of the tensors of the mixes that are there."""
-    problem = _Problem(q, k, v, mix1, mix2, starts, activation, layout, eps)
+def backward(grad_out: Tensor, inverse_norm: Tensor, arguments: Attention) -> list[Tensor]:
+    """Return the gradients of q, k, v and of the tensors of the mixes that are present."""
+    problem = _Problem(arguments)
     grad_out = problem.heads_first(grad_out) * inverse_norm
     grad_q, grad_k, grad_v = (
         torch.empty_like(problem.q),
@@ -333,10 +317,11 @@ def backward(
 
     grad_k, grad_v = (F.pad(g, (0, 0, problem.unseen, 0)) for g in (grad_k, grad_v))
     grads = [
-        problem.tokens_first(g).to(x.dtype).contiguous() for g, x in ((grad_q, q), (grad_k, k), (grad_v, v))
+        problem.tokens_first(grad).to(x.dtype).contiguous()
+        for grad, x in zip((grad_q, grad_k, grad_v), arguments[:3], strict=True)
     ]
-    if grad1 and mix1:
-        grads += grad1.result(mix1)
-    if grad2 and mix2:
-        grads += transposed(grad2.result(transposed(mix2)))
+    if grad1 and arguments.mix1:
+        grads += grad1.result(arguments.mix1)
+    if grad2 and arguments.mix2:
+        grads += transposed(grad2.result(transposed(arguments.mix2)))
     return grads

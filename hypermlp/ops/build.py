@@ -1,8 +1,9 @@
 """Builds the C++ kernels once, on first use, and keeps them in the user's cache.
 
-Nothing is compiled at install or import. The library is named by a hash of what it depends on: sources, flags, torch,
-processor. It is built aside and renamed, so a half-written one is never loaded; a lock lets processes that
-start together build once, and a process that waits too long for it builds on its own. A compiler is needed only to build.
+Nothing is compiled at install or import. The library is named by a hash of what it depends on: sources,
+flags, torch, processor. It is built aside and renamed, so a half-written one is never loaded; a lock lets
+processes that start together build once, and a process that waits too long for it builds on its own. A
+compiler is needed only to build.
 """
 
 import contextlib
@@ -62,7 +63,10 @@ def _torch_flags() -> list[str]:
 
 
 def library_path() -> Path:
-    """Where the library of these sources, this torch and this processor is, or will be. One that is there needs no compiler."""
+    """Where the library of these sources, this torch and this processor is, or will be.
+
+    One that is there needs no compiler.
+    """
     key = hashlib.sha256(
         "\0".join((torch.__version__, _processor(), *FLAGS, TORCH_ABI, *extra_flags())).encode()
     )
@@ -156,7 +160,10 @@ def _run(command: list[str]) -> None:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold the lock file, or give up waiting after LOCK_SECONDS: building twice is harmless, hanging is not."""
+    """Hold the lock file, or give up waiting after LOCK_SECONDS:
+
+    building twice is harmless, hanging is not.
+    """
     try:
         import fcntl
     except ImportError:  # no such locks on this system

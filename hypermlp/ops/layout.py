@@ -1,6 +1,7 @@
 """Which keys a query sees, and in which slot it sees them.
 
-Query ``i`` of ``Tq`` stands at position ``p = Tk - Tq + i`` and sees the keys ``start <= j <= p``. A slot numbers them:
+Query ``i`` of ``Tq`` stands at position ``p = Tk - Tq + i`` and sees the keys ``start <= j <= p``. A slot
+numbers them:
 
     layout "lag":      slot = p - j        slot 0 is the query itself, older keys follow
     layout "forward":  slot = j - start    slot 0 is the oldest visible key
@@ -40,7 +41,8 @@ def check_starts_form(starts: Tensor, like: Tensor) -> None:
 
 @torch.library.custom_op("hypermlp::row_starts", mutates_args=())
 def row_starts(starts: Tensor, num_queries: int, num_keys: int, max_slots: int) -> Tensor:
-    """First visible position of every query, int64 ``[B, Tq]``, from ``[B]`` or ``[B, Tq]``; raises on impossible values.
+    """First visible position of every query, int64 ``[B, Tq]``, from ``[B]`` or ``[B, Tq]``; raises on
+    impossible values.
 
     An operator of its own, so that the values are checked when the graph runs, under ``torch.compile`` too.
     ``max_slots < 0`` means that any number of visible positions is fine.
@@ -104,7 +106,10 @@ def visible_keys(starts: Tensor | None, num_queries: int, num_keys: int, device:
 def slot_maps(
     layout: str, starts: Tensor | None, num_queries: int, num_keys: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """``key_of_slot`` and ``slot_of_key``, int64 ``[B or 1, Tq, Tk]``. Meaningful for visible keys; clamped elsewhere."""
+    """``key_of_slot`` and ``slot_of_key``, int64 ``[B or 1, Tq, Tk]``. Meaningful for visible keys.
+
+    Clamped elsewhere.
+    """
     position = query_positions(num_queries, num_keys, device)[None, :, None]
     index = torch.arange(num_keys, device=device)[None, None, :]
     if layout == "lag":

@@ -1,6 +1,7 @@
-"""The definition of the operator: dense, one line per equation, differentiable by autograd. Everything is tested against it.
+"""The definition of the operator: dense, one line per equation, differentiable by autograd.
 
-The paper's symbols: q, k, v; z scores, h pre-activation, a activation, o output; A, B, p, s of R = I + Diag(p) + A Diag(s) Bᵀ.
+Every other backend is tested against it. The paper's symbols: q, k, v; z scores, h pre-activation, a
+activation, o output; A, B, p, s of R = I + Diag(p) + A Diag(s) Bᵀ.
 
 Shapes: B batch, H heads, i query, j key, n slot, r rank, d width. Scores are [B, H, Tq, slots] in slot order.
 """
@@ -11,68 +12,40 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hypermlp.ops.arguments import Attention, Mix
 from hypermlp.ops.layout import slot_maps, visible_keys
-from hypermlp.ops.types import Mix
 
 
-def reference_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mix1: Mix | None,
-    mix2: Mix | None,
-    starts: Tensor | None,
-    *,
-    activation: str,
-    layout: str,
-    eps: float,
-) -> Tensor:
-    """The equations' result; half precision is computed in float32."""
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    mix1, mix2 = (mix and Mix(*(x.to(dtype) for x in mix)) for mix in (mix1, mix2))
-    found = trace(
-        q.to(dtype),
-        k.to(dtype),
-        v.to(dtype),
-        mix1,
-        mix2,
-        starts,
-        activation=activation,
-        layout=layout,
-        eps=eps,
-    )
-    return found.output.to(q.dtype)
+def attention(arguments: Attention) -> Tensor:
+    """Compute the equations; half precision is computed in float32."""
+    dtype = torch.promote_types(arguments.q.dtype, torch.float32)
+    q, k, v = (x.to(dtype) for x in (arguments.q, arguments.k, arguments.v))
+    mix1, mix2 = (mix and Mix(*(x.to(dtype) for x in mix)) for mix in (arguments.mix1, arguments.mix2))
+    return trace(arguments._replace(q=q, k=k, v=v, mix1=mix1, mix2=mix2)).output.to(arguments.q.dtype)
 
 
 class Trace(NamedTuple):
-    """Everything on the way, in slot order ``[B, H, Tq, slots]`` unless said otherwise; "glu" has 2 H scores and pre-activations."""
+    """Every intermediate result, in slot order ``[B, H, Tq, slots]`` unless stated otherwise.
+
+    "glu" has 2 H scores and pre-activations.
+    """
 
     scores: Tensor
     pre_activation: Tensor
     activation: Tensor
     weights: Tensor
-    """Of the readout."""
+    """The weights of the readout."""
     weights_of_keys: Tensor
-    """``[B, H, Tq, keys]``"""
+    """The same weights by key, ``[B, H, Tq, keys]``."""
     exists: Tensor
-    """bool ``[B or 1, 1, Tq, slots]``"""
+    """Which slots exist, bool ``[B or 1, 1, Tq, slots]``."""
     output: Tensor
     """``[B, Tq, H, Dv]``"""
 
 
-def trace(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mix1: Mix | None,
-    mix2: Mix | None,
-    starts: Tensor | None,
-    *,
-    activation: str,
-    layout: str,
-    eps: float,
-) -> Trace:
-    """The equations, in whatever dtype the tensors have."""
+def trace(arguments: Attention) -> Trace:
+    """Compute the equations in the dtype of the tensors and return every intermediate result."""
+    q, k, v, mix1, mix2, starts, activation, layout, eps = arguments
     Tq, Tk = q.shape[1], k.shape[1]
     visible = visible_keys(starts, Tq, Tk, q.device)[:, None]  # [B, 1, Tq, keys]
     key_of_slot, slot_of_key = (m[:, None] for m in slot_maps(layout, starts, Tq, Tk, q.device))
@@ -86,9 +59,7 @@ def trace(
         a = F.relu(_l2norm(h, eps))
     else:
         h_gate, h_scale = h.chunk(2, dim=1)
-        a = torch.logaddexp(h_scale, torch.zeros_like(h_scale)) * F.relu(
-            _l2norm(h_gate, eps)
-        )  # softplus(x) = log(eˣ + 1)
+        a = _softplus(h_scale) * F.relu(_l2norm(h_gate, eps))
     w = a if mix2 is None else _times_R_transposed(a, *mix2)
     by_key = _reorder(w, slot_of_key, visible)
     return Trace(z, h, a, w, by_key, exists, torch.einsum("bhij,bjhd->bihd", by_key, v))
@@ -107,12 +78,20 @@ def _times_R_transposed(y: Tensor, p: Tensor, A: Tensor, B: Tensor, s: Tensor) -
 
 
 def _l2norm(h: Tensor, eps: float) -> Tensor:
-    """h / rho, rho = sqrt(‖h‖² + eps) over the slots that exist (the others are zero)"""
+    """h / rho with rho = sqrt(‖h‖² + eps), over the slots that exist (the others are zero)"""
     return h / (h.square().sum(-1, keepdim=True) + eps).sqrt()
 
 
+def _softplus(x: Tensor) -> Tensor:
+    """log(eˣ + 1), accurate at both ends"""
+    return torch.logaddexp(x, torch.zeros_like(x))
+
+
 def _rows(parameter: Tensor, slots: int) -> Tensor:
-    """The first ``slots`` rows; slots beyond the parameters are never visible (validated), zeros stand in for them."""
+    """Return the first ``slots`` rows, filled up with zeros:
+
+    slots beyond the parameters are never visible.
+    """
     missing = slots - parameter.shape[1]
     if missing <= 0:
         return parameter[:, :slots]

@@ -5,7 +5,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from hypermlp.ops.types import Mix
+from hypermlp.ops.arguments import Mix
 from hypermlp.theory.check import check, largest
 from hypermlp.theory.mlp import T, far
 from hypermlp.theory.objects import Step, attend, random_layer, random_rows

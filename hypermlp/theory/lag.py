@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from hypermlp.layers.mixer import Mixer
-from hypermlp.ops.types import Mix
+from hypermlp.ops.arguments import Mix
 from hypermlp.theory.check import check, largest
 from hypermlp.theory.mlp import far
 from hypermlp.theory.objects import Step, attend, random_layer, random_rows

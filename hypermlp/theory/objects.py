@@ -15,9 +15,9 @@ from torch import Tensor
 from hypermlp.config import MixerConfig
 from hypermlp.errors import UserError
 from hypermlp.layers import mixer as layers
-from hypermlp.layers.common import causal_conv_pair
 from hypermlp.layers.mixer import Mixer
-from hypermlp.ops.types import Mix
+from hypermlp.ops.api import causal_conv_pair
+from hypermlp.ops.arguments import Mix
 from hypermlp.theory.check import NotFiniteError
 
 SIZES = {"hidden_size": 16, "max_length": 16, "rank": 3}

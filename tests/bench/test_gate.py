@@ -6,7 +6,7 @@ import pytest
 
 from hypermlp.bench.gate import check_backend
 from hypermlp.bench.op import sweep_cases
-from hypermlp.ops.backends import BACKENDS
+from hypermlp.ops.dispatch import BACKENDS
 
 
 def test_right_kernels_pass(backend):

@@ -13,7 +13,7 @@ from hypermlp.costs.mixer import CORE_PARTS
 from hypermlp.costs.model import model_flops_table, model_parameters, model_state_bytes, step_bytes
 from hypermlp.costs.plan import GPUS, even, make_plan
 from hypermlp.models import HyperMLPForCausalLM
-from hypermlp.ops.backends import use_backend
+from hypermlp.ops.dispatch import use_backend
 from hypermlp.train.data import prepare
 from hypermlp.train.recipe import load_recipe
 

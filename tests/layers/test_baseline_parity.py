@@ -14,7 +14,6 @@ from torch import Tensor
 
 from hypermlp.layers import build_mixer
 from hypermlp.layers.baselines.gsa import slot_attention
-from hypermlp.layers.baselines.parts import visible_mask
 from hypermlp.layers.baselines.path import path_scores
 from hypermlp.layers.baselines.recurrence import delta_rule, diagonal_plus_rank_one, gated_attention
 from hypermlp.layers.baselines.retnet import log_decays
@@ -173,7 +172,7 @@ def test_path():
 
     def ours(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor) -> Tensor:
         scores, _ = path_scores(*map(turned, (q, k, w, beta)))
-        scores = (scores * SCALE).masked_fill(~visible_mask(T, T, None, scores.device), -torch.inf)
+        scores = (scores * SCALE).masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -torch.inf)
         return turned(scores.softmax(-1) @ turned(v))
 
     assert_same(

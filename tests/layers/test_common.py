@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hypermlp.layers.common import causal_conv_pair, rotate
+from hypermlp.layers.rotary import rotate
+from hypermlp.ops.api import causal_conv_pair
 from hypermlp.testing import assert_close
 
 

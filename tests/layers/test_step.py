@@ -67,8 +67,10 @@ def test_opcheck():
     with torch.no_grad():
         layer(x[:, :7], state=state)
         new = x[:, 7:9]
-        keys, values = state.caches(new)
-        history, past = state.input_cache(new)
+        config = layer.config
+        keys, _ = state.room("keys", new, (config.num_branches, config.qk_dim))
+        values, _ = state.room("values", new, (config.num_heads, config.vo_dim))
+        history, past = state.room("inputs", new, new.shape[2:])
         weights = [
             part.weight for part in (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj, layer.gates)
         ]

@@ -80,7 +80,7 @@ def test_a_fresh_model_begins_as_its_layers_do():
 
 
 def test_settings_of_a_peer_are_checked():
-    model = make(["gla", "mamba"], peer_settings={"gla": {"num_heads": 2}, "mamba": {"state_size": 4}})
+    model = make(["gla", "mamba"], baseline_settings={"gla": {"num_heads": 2}, "mamba": {"state_size": 4}})
     assert model.model.layers[0].mixer.config.num_heads == 2
     assert model.model.layers[1].mixer.config.state_size == 4
     for mixer, settings, message in (
@@ -90,7 +90,7 @@ def test_settings_of_a_peer_are_checked():
         ("gla", {"gla": {"hidden_size": 2}}, "widths are the model's"),
     ):
         with pytest.raises(ValueError, match=message):
-            make(mixer, peer_settings=settings)
+            make(mixer, baseline_settings=settings)
 
 
 def test_a_recurrence_refuses_assisted_generation():

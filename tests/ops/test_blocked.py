@@ -5,7 +5,7 @@ import torch
 
 from hypermlp.bench.measure import peak_bytes
 from hypermlp.ops import blocked, hyper_attention
-from hypermlp.ops.block import ScoreBlock
+from hypermlp.ops.score_block import ScoreBlock
 from hypermlp.testing import assert_close, op_inputs
 
 

@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from hypermlp.ops import Mix, hyper_attention
-from hypermlp.ops.backends import BACKENDS
+from hypermlp.ops.arguments import Attention, Request
+from hypermlp.ops.dispatch import BACKENDS
 from hypermlp.ops.reference import trace
 from hypermlp.testing import OpInputs, assert_close, assert_no_worse, op_inputs
 
@@ -20,13 +21,24 @@ TIGHT = 1e-10
 
 
 def refused(backend, activation, mixes):
-    """A backend may do without softmax over mixed scores, if it says so."""
-    if mixes and BACKENDS[backend].unsupported("cpu", activation):
-        inputs = op_inputs(queries=3, activation=activation, mixes=mixes)
-        with pytest.raises(ValueError, match=f"backend {backend!r} is not available"):
-            hyper_attention(*inputs, activation=activation, backend=backend)
-        return True
-    return False
+    """A backend may refuse a case, if it does so with a reason; no other backend may run in its place."""
+    request = Request("attention", "cpu", torch.float64, activation, bool(mixes))
+    reason = BACKENDS[backend].refusal(request)
+    if reason is None:
+        return False
+    inputs = op_inputs(queries=3, activation=activation, mixes=mixes)
+    with pytest.raises(ValueError, match=f"backend {backend!r} is not available: {reason}"):
+        hyper_attention(*inputs, activation=activation, backend=backend)
+    return True
+
+
+def example(backend, **sizes):
+    """Inputs and options of a case that the backend computes: HyperGLU's, or softmax without mixes."""
+    activation, mixes = ("softmax", "") if backend == "sdpa" else ("glu", "12")
+    return op_inputs(activation=activation, mixes=mixes, **sizes), {
+        "activation": activation,
+        "backend": backend,
+    }
 
 
 def run(inputs: OpInputs, function=hyper_attention, **settings):
@@ -80,7 +92,7 @@ def test_low_precision_is_no_worse_than_plain_pytorch(backend, activation, mixes
     options = {"activation": activation, "layout": layout}
     inputs = op_inputs(queries=50, qk_dim=8, vo_dim=8, activation=activation, mixes=mixes, dtype=dtype)
     exact = run(inputs.to(torch.float64), **options, backend="reference")
-    plain = run(inputs, lambda *a, **o: trace(*a, None, **o, eps=1e-12).output, **options)
+    plain = run(inputs, lambda *a: trace(Attention(*a, None, activation, layout, 1e-12)).output)
     for i, (a, p, e) in enumerate(zip(run(inputs, **options, backend=backend), plain, exact, strict=True)):
         assert a.dtype == dtype
         assert_no_worse(a, p, e, what=f"tensor {i}")
@@ -109,7 +121,8 @@ def test_gradients_are_derivatives(backend, activation, mixes, layout):
 def test_any_shape_and_any_starts(backend, data):
     activation, layout = data.draw(st.sampled_from(ACTIVATIONS)), data.draw(st.sampled_from(LAYOUTS))
     mixes = data.draw(st.sampled_from(MIXES))
-    assume(not (mixes and BACKENDS[backend].unsupported("cpu", activation)))
+    request = Request("attention", "cpu", torch.float64, activation, bool(mixes))
+    assume(BACKENDS[backend].refusal(request) is None)
     batch, heads, rank = (
         data.draw(st.integers(1, 3)),
         data.draw(st.integers(1, 3)),
@@ -142,17 +155,17 @@ def test_any_shape_and_any_starts(backend, data):
 
 @pytest.mark.parametrize("length", range(1, 18))
 def test_short_lengths_are_finite_even_for_zero_input(backend, length):
-    inputs = op_inputs(queries=length)
+    inputs, options = example(backend, queries=length)
     zero = inputs._replace(q=torch.zeros_like(inputs.q), k=torch.zeros_like(inputs.k))
-    for result in run(zero, backend=backend) + run(inputs, backend=backend):
+    for result in run(zero, **options) + run(inputs, **options):
         assert torch.isfinite(result).all()
 
 
 def test_rows_that_see_nothing_are_zero_and_receive_no_gradient(backend):
-    for activation in ACTIVATIONS:
-        if refused(backend, activation, "12"):
+    for activation, mixes in itertools.product(ACTIVATIONS, ("", "12")):
+        if refused(backend, activation, mixes):
             continue
-        inputs = op_inputs(queries=8, activation=activation)
+        inputs = op_inputs(queries=8, activation=activation, mixes=mixes)
         out, grad_q, grad_k, grad_v, *_ = run(
             inputs, activation=activation, starts=torch.tensor([3, 8]), backend=backend
         )
@@ -165,59 +178,57 @@ def test_rows_that_see_nothing_are_zero_and_receive_no_gradient(backend):
 def test_a_window_is_a_truncated_history(backend):
     """The paper's truncation invariance: in lag order older keys beyond the start do not exist."""
     for layout in LAYOUTS:
-        inputs = op_inputs(queries=1, keys=20)
+        inputs, options = example(backend, queries=1, keys=20)
         starts = torch.full((2,), 13)
         short = inputs._replace(k=inputs.k[:, 13:], v=inputs.v[:, 13:])
-        windowed = hyper_attention(*inputs, layout=layout, starts=starts, backend=backend)
-        assert_close(windowed, hyper_attention(*short, layout=layout, backend=backend), tolerance=TIGHT)
+        windowed = hyper_attention(*inputs, layout=layout, starts=starts, **options)
+        assert_close(windowed, hyper_attention(*short, layout=layout, **options), tolerance=TIGHT)
 
 
 def test_queries_are_the_last_positions(backend):
-    inputs = op_inputs(queries=21)
-    full = hyper_attention(*inputs, backend=backend)
+    inputs, options = example(backend, queries=21)
+    full = hyper_attention(*inputs, **options)
     for first in (1, 7, 20):
-        mix1, mix2 = (mix._replace(gate=mix.gate[:, first:]) for mix in (inputs.mix1, inputs.mix2))
-        rest = hyper_attention(inputs.q[:, first:], inputs.k, inputs.v, mix1, mix2, backend=backend)
+        mix1, mix2 = (mix and mix._replace(gate=mix.gate[:, first:]) for mix in inputs[3:])
+        rest = hyper_attention(inputs.q[:, first:], inputs.k, inputs.v, mix1, mix2, **options)
         assert_close(rest, full[:, first:], tolerance=TIGHT)
 
 
 def test_batch_composition_does_not_matter(backend):
-    inputs = op_inputs(batch=3, queries=40)
-    full = hyper_attention(*inputs, backend=backend)
+    inputs, options = example(backend, batch=3, queries=40)
+    full = hyper_attention(*inputs, **options)
     for b in range(3):
         q, k, v = (x[b : b + 1] for x in inputs[:3])
-        mix1, mix2 = (mix._replace(gate=mix.gate[b : b + 1]) for mix in inputs[3:])
-        assert_close(hyper_attention(q, k, v, mix1, mix2, backend=backend), full[b : b + 1], tolerance=TIGHT)
+        mix1, mix2 = (mix and mix._replace(gate=mix.gate[b : b + 1]) for mix in inputs[3:])
+        assert_close(hyper_attention(q, k, v, mix1, mix2, **options), full[b : b + 1], tolerance=TIGHT)
 
 
 def test_non_contiguous_inputs(backend):
-    inputs = op_inputs(queries=19)
+    inputs, options = example(backend, queries=19)
     strided = inputs._replace(
         q=inputs.q.transpose(1, 2).contiguous().transpose(1, 2),
         k=torch.stack([inputs.k, inputs.k], dim=-1)[..., 0],
         v=inputs.v.flip(1).flip(1),
-        mix1=Mix(*(x.transpose(0, -1).contiguous().transpose(0, -1) for x in inputs.mix1)),
+        mix1=inputs.mix1 and Mix(*(x.transpose(0, -1).contiguous().transpose(0, -1) for x in inputs.mix1)),
     )
     assert not strided.q.is_contiguous()
-    assert_close(
-        hyper_attention(*strided, backend=backend), hyper_attention(*inputs, backend=backend), tolerance=TIGHT
-    )
+    assert_close(hyper_attention(*strided, **options), hyper_attention(*inputs, **options), tolerance=TIGHT)
 
 
 def test_same_input_same_bits(backend):
-    inputs = op_inputs(queries=150, qk_dim=16, vo_dim=16, rank=8, dtype=torch.float32)
-    for first, second in zip(run(inputs, backend=backend), run(inputs, backend=backend), strict=True):
+    inputs, options = example(backend, queries=150, qk_dim=16, vo_dim=16, rank=8, dtype=torch.float32)
+    for first, second in zip(run(inputs, **options), run(inputs, **options), strict=True):
         assert torch.equal(first, second)
 
 
 def test_thread_count_does_not_matter(backend):
-    inputs = op_inputs(queries=150)
+    inputs, options = example(backend, queries=150)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        one = run(inputs, backend=backend)
+        one = run(inputs, **options)
         torch.set_num_threads(2)
-        two = run(inputs, backend=backend)
+        two = run(inputs, **options)
     finally:
         torch.set_num_threads(threads)
     assert_all_close(two, one)
@@ -227,27 +238,25 @@ def test_thread_count_does_not_matter(backend):
 def test_sizes_that_fill_no_block_and_no_vector(backend, layout):
     sizes = {"heads": 1, "qk_dim": 19, "vo_dim": 37, "rank": 21}
     for queries, keys, slots in ((100, 170, 171), (5, 170, 400), (40, 1601, 1601)):
-        inputs = op_inputs(batch=1, queries=queries, keys=keys, slots=slots, **sizes)
+        inputs, options = example(backend, batch=1, queries=queries, keys=keys, slots=slots, **sizes)
         for starts in (None, torch.arange(keys - queries, keys)[None] // 33 * 33):
-            options = {"layout": layout, "starts": starts}
-            assert_all_close(
-                run(inputs, **options, backend=backend), run(inputs, **options, backend="reference")
-            )
+            options |= {"layout": layout, "starts": starts}
+            assert_all_close(run(inputs, **options), run(inputs, **options | {"backend": "reference"}))
 
 
 @pytest.mark.parametrize("branch", [0, 1])
 def test_nan_is_not_hidden(backend, branch):
     for queries in (1, 6):
-        inputs = op_inputs(queries=queries, keys=6, heads=1, dtype=torch.float32)
-        inputs.q[:, :, branch] = torch.nan
-        assert hyper_attention(*inputs, backend=backend).isnan().all()
+        inputs, options = example(backend, queries=queries, keys=6, heads=1, dtype=torch.float32)
+        inputs.q[:, :, branch % inputs.q.shape[2]] = torch.nan
+        assert hyper_attention(*inputs, **options).isnan().all()
 
 
 def test_strong_scores_stay_finite(backend):
-    for activation in ACTIVATIONS:
-        if refused(backend, activation, "12"):
+    for activation, mixes in itertools.product(ACTIVATIONS, ("", "12")):
+        if refused(backend, activation, mixes):
             continue
-        inputs = op_inputs(queries=20, activation=activation, dtype=torch.float32)
+        inputs = op_inputs(queries=20, activation=activation, mixes=mixes, dtype=torch.float32)
         strong = inputs._replace(q=inputs.q * 1e4, k=inputs.k * 1e4)
         for result in run(strong, activation=activation, backend=backend):
             assert torch.isfinite(result).all()

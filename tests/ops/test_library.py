@@ -1,13 +1,16 @@
 """The operator as PyTorch sees it: opcheck, torch.compile, autocast, double backward."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from hypermlp.ops import hyper_attention
-from hypermlp.ops.backends import BACKENDS
+from hypermlp.ops.arguments import Attention, Request
+from hypermlp.ops.dispatch import BACKENDS, use_backend
 from hypermlp.testing import assert_close, op_inputs
 
-KERNELS = [name for name in BACKENDS if name != "reference"]  # the reference is plain PyTorch
+KERNELS = ["native", "blocked"]  # the reference and sdpa are made of PyTorch's own operators
 
 
 @pytest.fixture(params=KERNELS)
@@ -21,22 +24,13 @@ def kernel(request):
 @pytest.mark.parametrize("activation", ["relu", "glu", "softmax"])
 @pytest.mark.parametrize("mixes", ["1", "2", "12"])
 def test_opcheck(kernel, activation, mixes):
-    if BACKENDS[kernel].unsupported("cpu", activation):
-        return  # refused: tests/ops/test_contract.py
+    if BACKENDS[kernel].refusal(Request("attention", "cpu", torch.float64, activation, mixed=True)):
+        return  # tests/ops/test_contract.py checks the refusal
     inputs = op_inputs(queries=6, activation=activation, mixes=mixes).requires_grad()
-    none = (None,) * 4
     starts = torch.tensor([[0, 0, 0, 2, 2, 2], [0, 1, 2, 3, 4, 5]]) if mixes == "12" else None
     op = getattr(torch.ops.hypermlp, kernel).default
-    arguments = (
-        *inputs[:3],
-        *(inputs.mix1 or none),
-        *(inputs.mix2 or none),
-        starts,
-        activation,
-        "lag",
-        1e-12,
-    )
-    checks = torch.library.opcheck(op, arguments)
+    arguments = Attention(*inputs, starts, activation, "lag", 1e-12)
+    checks = torch.library.opcheck(op, arguments.flatten())
     assert set(checks.values()) == {"SUCCESS"}
 
 
@@ -45,14 +39,13 @@ def test_opcheck_of_starts():
     assert set(checks.values()) == {"SUCCESS"}
 
 
-@pytest.mark.parametrize("activation", ["glu", "softmax"])
 @pytest.mark.parametrize("starts", [None, torch.tensor([0, 3])])
-def test_compiles_whole_and_gives_the_same(kernel, activation, starts, compiler):
-    mixes = "12" if activation == "glu" else ""
+def test_compiles_whole_and_gives_the_same(backend, starts, compiler):
+    activation, mixes = ("softmax", "") if backend == "sdpa" else ("glu", "12")
     inputs = op_inputs(queries=12, activation=activation, mixes=mixes).requires_grad()
 
     def function(inputs, starts):
-        return hyper_attention(*inputs, activation=activation, starts=starts, backend=kernel)
+        return hyper_attention(*inputs, activation=activation, starts=starts, backend=backend)
 
     compiled = compiler(function, fullgraph=True)
     for f in (function, compiled):
@@ -105,10 +98,11 @@ def test_the_reference_has_second_derivatives():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_casts_data_and_keeps_parameters(backend, dtype):
-    inputs = op_inputs(queries=30, dtype=torch.float32).requires_grad()
-    exact = hyper_attention(*inputs.to(torch.float64), backend="reference")
+    activation, mixes = ("softmax", "") if backend == "sdpa" else ("glu", "12")
+    inputs = op_inputs(queries=30, activation=activation, mixes=mixes, dtype=torch.float32).requires_grad()
+    exact = hyper_attention(*inputs.to(torch.float64), activation=activation, backend="reference")
     with torch.autocast("cpu", dtype):
-        out = hyper_attention(*inputs, backend=backend)
+        out = hyper_attention(*inputs, activation=activation, backend=backend)
     assert out.dtype == dtype
     assert_close(out, exact, tolerance=8 * torch.finfo(dtype).eps)
     grads = torch.autograd.grad(out.float().sum(), inputs.tensors())
@@ -116,6 +110,8 @@ def test_autocast_casts_data_and_keeps_parameters(backend, dtype):
 
 
 def test_half_precision_data_with_float32_parameters(backend):
+    if backend == "sdpa":
+        return  # it has no parameters
     inputs = op_inputs(queries=10, dtype=torch.float32)
     half = inputs.to(torch.bfloat16)._replace(mix1=inputs.mix1, mix2=inputs.mix2)
     out = hyper_attention(*half, backend=backend)
@@ -123,11 +119,50 @@ def test_half_precision_data_with_float32_parameters(backend):
     assert_close(out, hyper_attention(*inputs, backend="reference"), tolerance=0.05)
 
 
-def test_plain_softmax_uses_the_fused_kernel():
+def test_auto_takes_the_fused_kernel_for_softmax_without_building_ours(monkeypatch):
+    def build():
+        raise AssertionError("asked whether the native kernels are there")
+
+    monkeypatch.setitem(BACKENDS, "native", dataclasses.replace(BACKENDS["native"], unavailable=build))
     inputs = op_inputs(queries=8, activation="softmax", mixes="")
     q, k, v = (x.transpose(1, 2) for x in inputs[:3])
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
     assert torch.equal(hyper_attention(*inputs, activation="softmax"), expected)
+
+
+@pytest.mark.parametrize("backend", ["native", "sdpa"])
+def test_an_explicit_backend_runs_or_is_refused(backend):
+    """No backend runs in the place of the one that was asked for."""
+    softmax, glu = op_inputs(activation="softmax", mixes=""), op_inputs(activation="glu")
+    for inputs, activation in ((softmax, "softmax"), (glu, "glu")):
+        request = Request("attention", "cpu", torch.float64, activation, inputs.mix1 is not None)
+        if BACKENDS[backend].refusal(request) is not None:
+            with pytest.raises(ValueError, match=f"backend '{backend}' is not available"):
+                hyper_attention(*inputs, activation=activation, backend=backend)
+
+
+def test_switching_the_backend_recompiles(monkeypatch, compiler):
+    """A compiled function follows ``use_backend``: its name is a value that torch.compile guards on."""
+    ran = []
+
+    def recording(name):
+        right = BACKENDS[name]
+
+        def attention(arguments):
+            ran.append(name)
+            return right.attention(arguments)
+
+        monkeypatch.setitem(BACKENDS, name, dataclasses.replace(right, attention=attention))
+
+    for name in ("blocked", "reference"):
+        recording(name)
+    inputs = op_inputs(queries=6)
+    compiled = compiler(lambda inputs: hyper_attention(*inputs), backend="eager", fullgraph=True)
+    for name in ("blocked", "reference", "blocked"):
+        with use_backend(name):
+            out = compiled(inputs)
+        assert_close(out, hyper_attention(*inputs, backend="reference"), tolerance=1e-10)
+    assert ran[:2] == ["blocked", "reference"]
 
 
 def test_forward_mode_derivatives_are_refused(kernel):

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from hypermlp.ops import available_backends, hyper_attention
-from hypermlp.ops import backends as table
-from hypermlp.ops.backends import Backend
+from hypermlp.ops import dispatch as table
+from hypermlp.ops.dispatch import Backend
 from hypermlp.testing import op_inputs
 
 INPUTS = op_inputs(queries=5, keys=6)
@@ -43,7 +43,7 @@ def test_good_input_passes():
         ({"k": K.float()}, "k is torch.float32, q is torch.float64"),
         ({"q": Q.long(), "k": K.long(), "v": V.long()}, "q is torch.int64; allowed: torch.float32"),
         ({"v": V.to("meta")}, "v is on meta, q on cpu"),
-        ({"mix1": MIX1._replace(diag=MIX1.left)}, "mix1 has ranks .* must be Mix"),
+        ({"mix1": MIX1._replace(diag=MIX1.left)}, "mix1 has tensors with .* must be Mix"),
         ({"mix1": MIX2}, r"mix1.diag has shape \[2, 6\]; it must be \[4, 6\]"),
         ({"mix2": MIX2._replace(right=MIX2.right[..., :2])}, "mix2.right has shape"),
         ({"mix2": MIX2._replace(gate=MIX2.gate[:, 1:])}, "mix2.gate has shape"),
@@ -83,14 +83,14 @@ def test_starts_may_not_show_more_than_the_slots():
 
 
 def test_an_unavailable_backend_is_refused_with_its_reason_and_passed_over_by_auto(monkeypatch):
-    lacking = Backend("lacking", run=lambda *a, **k: None, unavailable=lambda: "it needs a compiler")
+    lacking = Backend("lacking", attention=lambda arguments: None, unavailable=lambda: "it needs a compiler")
     monkeypatch.setattr(table, "BACKENDS", {"lacking": lacking, **table.BACKENDS})
     assert "lacking" not in available_backends()
     with pytest.raises(
         ValueError, match=r"backend 'lacking' is not available: it needs a compiler. Available here: 'auto', "
     ):
         hyper_attention(*INPUTS, backend="lacking")
-    table._say_once.cache_clear()
-    with pytest.warns(UserWarning, match="'lacking' passed over: it needs a compiler"):
+    table._warn_once.cache_clear()
+    with pytest.warns(UserWarning, match="'lacking' is not available: it needs a compiler"):
         hyper_attention(*INPUTS)
     hyper_attention(*INPUTS)  # said once: a second warning would be an error here

@@ -1,1 +1,4 @@
-"""Peers of HyperMLP with the same call, state and contract; one file each, loaded when its name is asked for."""
+"""Peers of HyperMLP with the same call, state and contract.
+
+One file each, loaded when its name is asked for.
+"""

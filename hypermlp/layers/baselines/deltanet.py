@@ -7,9 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.layers.baselines.base import Baseline, BaselineConfig, BaselineState, remembered
+from hypermlp.layers.baselines.base import Baseline, BaselineConfig, remembered
 from hypermlp.layers.baselines.parts import initial_conv, short_conv
 from hypermlp.layers.baselines.recurrence import delta_rule
+from hypermlp.layers.state import DecodingState
+from hypermlp.layers.visibility import Visibility
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +44,15 @@ class DeltaNet(Baseline):
     def initial_values(self) -> dict[str, Tensor]:
         return {"conv": initial_conv(*self.conv.shape)}
 
-    def mix(self, x: Tensor, state: BaselineState | None, reach: Tensor | None) -> Tensor:
+    def mix(self, x: Tensor, state: DecodingState | None, visibility: Visibility) -> Tensor:
         qkv, beta = self.in_proj(x).split([self.conv.shape[0], self.config.num_heads], dim=-1)
-        qkv = F.silu(short_conv(qkv, self.conv, state, "conv", reach))
+        qkv = F.silu(short_conv(qkv, self.conv, state, "conv", visibility.reach))
         q, k, v = (y.unflatten(-1, (self.config.num_heads, -1)) for y in qkv.chunk(3, dim=-1))
         q, k = F.normalize(q, dim=-1) * q.shape[-1] ** -0.5, F.normalize(k, dim=-1)
         beta = torch.sigmoid(beta)[..., None]
-        out, memory = delta_rule(q, k, v, beta, torch.zeros_like(beta), remembered(state, "memory"), reach)
+        out, memory = delta_rule(
+            q, k, v, beta, torch.zeros_like(beta), remembered(state, "memory"), visibility.reach
+        )
         if state is not None:
             state["memory"] = memory
         return self.o_proj(self.norm(out.to(x.dtype)).flatten(2))

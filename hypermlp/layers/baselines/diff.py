@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.layers.baselines.base import Baseline, BaselineConfig, BaselineState
-from hypermlp.layers.baselines.parts import causal_pairs, visible_mask
-from hypermlp.layers.common import rotate
+from hypermlp.layers.baselines.base import Baseline, BaselineConfig
+from hypermlp.layers.baselines.parts import causal_pairs
+from hypermlp.layers.rotary import rotate
+from hypermlp.layers.state import DecodingState
+from hypermlp.layers.visibility import Visibility
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +24,10 @@ class DiffConfig(BaselineConfig):
     num_heads: int = 0
     """Each has two maps; 0 stands for maps of width 64."""
     lambda_init: float = 0.8
-    """How much of the second map is subtracted at first. The paper lets it grow with depth, or takes 0.8 everywhere."""
+    """How much of the second map is subtracted at first.
+
+    The paper lets it grow with depth, or takes 0.8 everywhere.
+    """
     rope_theta: float = 10_000.0
     """Base of the rotary frequencies."""
 
@@ -50,9 +55,8 @@ class DifferentialAttention(Baseline):
     def initial_values(self) -> dict[str, Tensor]:
         return {name: 0.1 * torch.randn(2, self.width) for name in ("lambda_q", "lambda_k")}
 
-    def mix(self, x: Tensor, state: BaselineState | None, reach: Tensor | None) -> Tensor:
-        past = 0 if state is None else state.length
-        positions = torch.arange(past, past + x.shape[1], device=x.device)[None]
+    def mix(self, x: Tensor, state: DecodingState | None, visibility: Visibility) -> Tensor:
+        positions = visibility.stream()[None]
         q, k, v = self.qkv_proj(x).chunk(3, dim=-1)
         q, k = (rotate(y.unflatten(-1, (-1, self.width)), positions, self.config.rope_theta) for y in (q, k))
         # Maps h and h + H / 2 belong together; so do their halves of the values.
@@ -60,11 +64,7 @@ class DifferentialAttention(Baseline):
         if state is not None:
             k, v = state.extended("keys", k), state.extended("values", v)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2).repeat(1, 2, 1, 1)
-        mask = (
-            None
-            if reach is None and q.shape[2] in (1, k.shape[2])
-            else visible_mask(q.shape[2], k.shape[2], reach, x.device)
-        )
+        mask = None if visibility.reach is None and q.shape[2] in (1, k.shape[2]) else visibility.mask()
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None and q.shape[2] > 1
         )

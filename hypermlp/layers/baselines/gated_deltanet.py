@@ -8,15 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp.config import require
-from hypermlp.layers.baselines.base import (
-    Baseline,
-    BaselineConfig,
-    BaselineState,
-    largest_divisor,
-    remembered,
-)
+from hypermlp.layers.baselines.base import Baseline, BaselineConfig, largest_divisor, remembered
 from hypermlp.layers.baselines.parts import initial_conv, initial_step_bias, short_conv
 from hypermlp.layers.baselines.recurrence import delta_rule
+from hypermlp.layers.state import DecodingState
+from hypermlp.layers.visibility import Visibility
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,15 +74,21 @@ class GatedDeltaNet(Baseline):
             "step_bias": initial_step_bias(heads),
         }
 
-    def mix(self, x: Tensor, state: BaselineState | None, reach: Tensor | None) -> Tensor:
+    def mix(self, x: Tensor, state: DecodingState | None, visibility: Visibility) -> Tensor:
         dtype = torch.promote_types(x.dtype, torch.float32)
         qkv, gate, beta, step = self.in_proj(x).split(self.sizes, dim=-1)
-        qkv = F.silu(short_conv(qkv, self.conv, state, "conv", reach))
+        qkv = F.silu(short_conv(qkv, self.conv, state, "conv", visibility.reach))
         q, k, v = (y.unflatten(-1, (self.config.num_heads, -1)) for y in qkv.split(self.qkv_sizes, dim=-1))
         q, k = F.normalize(q, dim=-1) * q.shape[-1] ** -0.5, F.normalize(k, dim=-1)
         decay = -self.log_rate.to(dtype).exp() * F.softplus(step.to(dtype) + self.step_bias)
         out, memory = delta_rule(
-            q, k, v, torch.sigmoid(beta)[..., None], decay[..., None], remembered(state, "memory"), reach
+            q,
+            k,
+            v,
+            torch.sigmoid(beta)[..., None],
+            decay[..., None],
+            remembered(state, "memory"),
+            visibility.reach,
         )
         if state is not None:
             state["memory"] = memory

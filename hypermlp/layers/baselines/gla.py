@@ -6,14 +6,10 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.layers.baselines.base import (
-    Baseline,
-    BaselineConfig,
-    BaselineState,
-    largest_divisor,
-    remembered,
-)
+from hypermlp.layers.baselines.base import Baseline, BaselineConfig, largest_divisor, remembered
 from hypermlp.layers.baselines.recurrence import gated_attention
+from hypermlp.layers.state import DecodingState
+from hypermlp.layers.visibility import Visibility
 
 GATE_TEMPERATURE = 16.0  # log decays are divided by it: a fresh layer forgets slowly
 
@@ -47,12 +43,12 @@ class GatedLinearAttention(Baseline):
         self.norm = nn.RMSNorm(hidden // config.num_heads, eps=1e-5)
         self.reset_parameters()
 
-    def mix(self, x: Tensor, state: BaselineState | None, reach: Tensor | None) -> Tensor:
+    def mix(self, x: Tensor, state: DecodingState | None, visibility: Visibility) -> Tensor:
         *qkv, gate, low = self.in_proj(x).split(self.sizes, dim=-1)
         decay = F.logsigmoid(self.decay_proj(low)) / GATE_TEMPERATURE
         q, k, v, decay = (y.unflatten(-1, (self.config.num_heads, -1)) for y in (*qkv, decay))
         out, memory = gated_attention(
-            q * q.shape[-1] ** -0.5, k, v, decay, remembered(state, "memory"), reach
+            q * q.shape[-1] ** -0.5, k, v, decay, remembered(state, "memory"), visibility.reach
         )
         if state is not None:
             state["memory"] = memory

@@ -1,4 +1,7 @@
-"""Gated slot attention: a fixed number of slots, each forgetting at its own rate, read by a softmax over them."""
+"""Gated slot attention:
+
+a fixed number of slots, each forgetting at its own rate, read by a softmax over them.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,14 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp.layers.baselines import kernels
-from hypermlp.layers.baselines.base import (
-    Baseline,
-    BaselineConfig,
-    BaselineState,
-    largest_divisor,
-    remembered,
-)
+from hypermlp.layers.baselines.base import Baseline, BaselineConfig, largest_divisor, remembered
 from hypermlp.layers.baselines.recurrence import gated_attention, gated_slots
+from hypermlp.layers.state import DecodingState
+from hypermlp.layers.visibility import Visibility
 
 GATE_TEMPERATURE = 8.0  # log decays are divided by it
 
@@ -69,13 +68,13 @@ class GatedSlotAttention(Baseline):
         self.norm = nn.RMSNorm(hidden, eps=1e-5)
         self.reset_parameters()
 
-    def mix(self, x: Tensor, state: BaselineState | None, reach: Tensor | None) -> Tensor:
+    def mix(self, x: Tensor, state: DecodingState | None, visibility: Visibility) -> Tensor:
         *qkv, forget = self.in_proj(x).split(self.sizes, dim=-1)
         q, k, v, forget = (y.unflatten(-1, (self.config.num_heads, -1)) for y in (*map(F.silu, qkv), forget))
         decay = F.logsigmoid(forget.to(torch.promote_types(x.dtype, torch.float32))) / GATE_TEMPERATURE
         write = -torch.expm1(decay)
         memories = remembered(state, "keys"), remembered(state, "values")
-        out, (keys, values) = slot_attention(q, k, v, write, decay, memories, reach)
+        out, (keys, values) = slot_attention(q, k, v, write, decay, memories, visibility.reach)
         if state is not None:
             state["keys"], state["values"] = keys, values
         return self.o_proj(self.norm(F.silu(out.to(x.dtype)).flatten(2)))

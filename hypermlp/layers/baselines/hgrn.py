@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.layers.baselines.base import Baseline, BaselineConfig, BaselineState, remembered
+from hypermlp.layers.baselines.base import Baseline, BaselineConfig, remembered
 from hypermlp.layers.baselines.scan import scan
+from hypermlp.layers.state import DecodingState
+from hypermlp.layers.visibility import Visibility
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,14 +32,17 @@ class Hgrn(Baseline):
         self.norm = nn.RMSNorm(hidden, eps=1e-5)
         self.reset_parameters()
 
-    def mix(self, x: Tensor, state: BaselineState | None, reach: Tensor | None) -> Tensor:
+    def mix(self, x: Tensor, state: DecodingState | None, visibility: Visibility) -> Tensor:
         dtype = torch.promote_types(x.dtype, torch.float32)
         new, forget, gate = self.in_proj(x).chunk(3, dim=-1)
         forget = torch.sigmoid(forget.to(dtype))
         new = F.silu(new.to(dtype)) * (1 - forget)
         past = remembered(state, "memory")
         states = scan(
-            forget, new, new.new_zeros(new.shape[0], new.shape[2]) if past is None else past.to(dtype), reach
+            forget,
+            new,
+            new.new_zeros(new.shape[0], new.shape[2]) if past is None else past.to(dtype),
+            visibility.reach,
         )
         if state is not None:
             state["memory"] = states[:, -1].clone()

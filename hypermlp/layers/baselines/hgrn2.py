@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.layers.baselines.base import Baseline, BaselineConfig, BaselineState, remembered
+from hypermlp.layers.baselines.base import Baseline, BaselineConfig, remembered
 from hypermlp.layers.baselines.recurrence import gated_attention
+from hypermlp.layers.state import DecodingState
+from hypermlp.layers.visibility import Visibility
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +39,13 @@ class Hgrn2(Baseline):
         self.norm = nn.RMSNorm(hidden, eps=1e-5)
         self.reset_parameters()
 
-    def mix(self, x: Tensor, state: BaselineState | None, reach: Tensor | None) -> Tensor:
+    def mix(self, x: Tensor, state: DecodingState | None, visibility: Visibility) -> Tensor:
         q, forget, v = self.in_proj(x).chunk(3, dim=-1)
         decay = F.logsigmoid(forget)
         k = torch.sigmoid(-forget)  # 1 - exp(decay)
         q, k, v, decay = (y.unflatten(-1, (self.config.num_heads, -1)) for y in (F.silu(q), k, v, decay))
         out, memory = gated_attention(
-            q * q.shape[-1] ** -0.5, k, v, decay, remembered(state, "memory"), reach
+            q * q.shape[-1] ** -0.5, k, v, decay, remembered(state, "memory"), visibility.reach
         )
         if state is not None:
             state["memory"] = memory

@@ -1,4 +1,5 @@
-"""flash-linear-attention's kernels in the place of our PyTorch forms: on a GPU, where it is installed and nothing is masked.
+"""flash-linear-attention's kernels in the place of our PyTorch forms: on a GPU, where it is installed and
+nothing is masked.
 
 Same functions, same shapes as in recurrence.py, scan.py, gsa.py and path.py.
 """

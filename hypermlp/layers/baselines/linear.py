@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.layers.baselines.base import Baseline, BaselineConfig, BaselineState, remembered
+from hypermlp.layers.baselines.base import Baseline, BaselineConfig, remembered
 from hypermlp.layers.baselines.recurrence import gated_attention
+from hypermlp.layers.state import DecodingState
+from hypermlp.layers.visibility import Visibility
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +26,10 @@ class LinearConfig(BaselineConfig):
 
 
 class LinearAttention(Baseline):
-    """Features ``elu(x) + 1``; the sum is normalised by an RMSNorm of each head, not by the sum of weights."""
+    """Features ``elu(x) + 1``.
+
+    The sum is normalised by an RMSNorm of each head, not by the sum of weights.
+    """
 
     config: LinearConfig
     Config: ClassVar = LinearConfig
@@ -36,14 +41,14 @@ class LinearAttention(Baseline):
         self.norm = nn.RMSNorm(config.hidden_size // config.num_heads, eps=1e-5)
         self.reset_parameters()
 
-    def mix(self, x: Tensor, state: BaselineState | None, reach: Tensor | None) -> Tensor:
+    def mix(self, x: Tensor, state: DecodingState | None, visibility: Visibility) -> Tensor:
         q, k, v = (y.unflatten(-1, (self.config.num_heads, -1)) for y in self.qkv_proj(x).chunk(3, dim=-1))
         q, k = F.elu(q) + 1, F.elu(k) + 1
-        if reach is not None:
-            k = k * (reach > 0)[:, :, None, None]  # the features of nothing are one
+        if visibility.reach is not None:
+            k = k * (visibility.reach > 0)[:, :, None, None]  # the features of nothing are one
         no_decay = torch.zeros_like(q[..., :1])
         out, memory = gated_attention(
-            q * q.shape[-1] ** -0.5, k, v, no_decay, remembered(state, "memory"), reach
+            q * q.shape[-1] ** -0.5, k, v, no_decay, remembered(state, "memory"), visibility.reach
         )
         if state is not None:
             state["memory"] = memory

@@ -7,9 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.layers.baselines.base import Baseline, BaselineConfig, BaselineState, remembered
+from hypermlp.layers.baselines.base import Baseline, BaselineConfig, remembered
 from hypermlp.layers.baselines.parts import initial_conv, initial_step_bias, short_conv
 from hypermlp.layers.baselines.scan import selective_scan
+from hypermlp.layers.state import DecodingState
+from hypermlp.layers.visibility import Visibility
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,18 +68,18 @@ class Mamba(Baseline):
             "skip": torch.ones(width),
         }
 
-    def mix(self, x: Tensor, state: BaselineState | None, reach: Tensor | None) -> Tensor:
+    def mix(self, x: Tensor, state: DecodingState | None, visibility: Visibility) -> Tensor:
         dtype = torch.promote_types(x.dtype, torch.float32)
         inner, gate = self.in_proj(x).chunk(2, dim=-1)
-        inner = F.silu(short_conv(inner, self.conv, state, "conv", reach) + self.conv_bias)
-        if reach is not None:
-            inner = inner.masked_fill((reach < 1)[:, :, None], 0)  # the bias of nothing
+        inner = F.silu(short_conv(inner, self.conv, state, "conv", visibility.reach) + self.conv_bias)
+        if visibility.reach is not None:
+            inner = inner.masked_fill((visibility.reach < 1)[:, :, None], 0)  # the bias of nothing
         step, write, read = self.select_proj(inner).split(self.sizes, dim=-1)
         step = F.softplus((step @ self.step_weight.mT).to(dtype) + self.step_bias)
         memory = remembered(state, "memory")
         memory = step.new_zeros(x.shape[0], *self.log_rate.shape) if memory is None else memory.to(dtype)
         decay = -self.log_rate.to(dtype).exp()
-        begins = None if reach is None else reach < 2
+        begins = None if visibility.reach is None else visibility.reach < 2
         out, memory = selective_scan(
             inner.to(dtype), step, decay, write.to(dtype), read.to(dtype), memory, begins
         )

@@ -11,14 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hypermlp.layers.baselines.base import BaselineState
-from hypermlp.ops.layout import query_positions, visible_keys
+from hypermlp.layers.state import DecodingState
 
 Operator = TypeVar("Operator", bound=Callable[..., Any])
 
 
 def full_precision(operator: Operator) -> Operator:
-    """Autocast stays outside: what is summed up over a whole sequence is not rounded to half precision on the way."""
+    """Autocast stays outside:
+
+    what is summed up over a whole sequence is not rounded to half precision on the way.
+    """
 
     @functools.wraps(operator)
     def outside(*args: Any, **kwargs: Any) -> Any:
@@ -30,9 +32,12 @@ def full_precision(operator: Operator) -> Operator:
 
 
 def short_conv(
-    x: Tensor, weight: Tensor, state: BaselineState | None, name: str, reach: Tensor | None
+    x: Tensor, weight: Tensor, state: DecodingState | None, name: str, reach: Tensor | None
 ) -> Tensor:
-    """Depthwise causal convolution, ``[B, T, D]``: ``y[t] = sum over lags i of weight[:, i] * x[t - i]``, within the document."""
+    """Depthwise causal convolution, ``[B, T, D]``:
+
+    ``y[t] = sum over lags i of weight[:, i] * x[t - i]``, within the document.
+    """
     taps, length = weight.shape[1], x.shape[1]
     past = None if state is None else state.get(name)
     x = F.pad(x, (0, 0, taps - 1, 0)) if past is None else torch.cat([past, x], dim=1)
@@ -43,7 +48,10 @@ def short_conv(
 
 
 class _Conv(torch.autograd.Function):
-    """Tap by tap in place: PyTorch's own depthwise convolution and its gradients are several times slower on a CPU."""
+    """Tap by tap in place:
+
+    PyTorch's own depthwise convolution and its gradients are several times slower on a CPU.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, length: int, reach: Tensor | None) -> Tensor:
@@ -77,7 +85,7 @@ def initial_conv(width: int, taps: int) -> Tensor:
     return torch.empty(width, taps).uniform_(-(taps**-0.5), taps**-0.5)
 
 
-def shifted(x: Tensor, state: BaselineState | None, reach: Tensor | None) -> Tensor:
+def shifted(x: Tensor, state: DecodingState | None, reach: Tensor | None) -> Tensor:
     """Each position's predecessor, zero where it sees none. ``[B, T, D]``"""
     past = None if state is None else state.get("previous")
     before = torch.cat([torch.zeros_like(x[:, :1]) if past is None else past, x[:, :-1]], dim=1)
@@ -89,12 +97,6 @@ def shifted(x: Tensor, state: BaselineState | None, reach: Tensor | None) -> Ten
 def causal_pairs(queries: int, keys: int) -> int:
     """Pairs of one of the last ``queries`` positions and a key that it sees."""
     return queries * (keys - queries) + queries * (queries + 1) // 2
-
-
-def visible_mask(queries: int, keys: int, reach: Tensor | None, device: torch.device) -> Tensor:
-    """bool ``[B or 1, 1, Tq, Tk]``: does the query, one of the last, see the key?"""
-    starts = None if reach is None else query_positions(queries, keys, device) + 1 - reach
-    return visible_keys(starts, queries, keys, device)[:, None]
 
 
 def initial_step_bias(count: int) -> Tensor:

@@ -1,4 +1,5 @@
-"""PaTH attention: softmax attention whose positions are products of input-dependent Householder-like matrices.
+"""PaTH attention: softmax attention whose positions are products of input-dependent Householder-like
+matrices.
 
 Shapes: B batch, T new positions, S positions so far, H heads, C their width.
 """
@@ -11,14 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp.layers.baselines import kernels
-from hypermlp.layers.baselines.base import Baseline, BaselineConfig, BaselineState, remembered
+from hypermlp.layers.baselines.base import Baseline, BaselineConfig, remembered
 from hypermlp.layers.baselines.parts import (
     causal_pairs,
     full_precision,
     initial_conv,
     short_conv,
-    visible_mask,
 )
+from hypermlp.layers.state import DecodingState
+from hypermlp.layers.visibility import Visibility
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +41,12 @@ class PathConfig(BaselineConfig):
 
 @full_precision
 def path_scores(q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    """``q[i]' M[i] M[i-1] ... M[j+1] k[j]`` with ``M[s] = I - beta[s] w[s] w[s]'``, and the keys behind all of these.
+    """``q[i]' M[i] M[i-1] ... M[j+1] k[j]`` with ``M[s] = I - beta[s] w[s] w[s]'``, and the keys behind all
+    of these.
 
-    ``q``, ``w``: ``[B, H, T, C]`` of new positions, ``beta``: ``[B, H, T, 1]``; ``k``: ``[B, H, S, C]``, those before the new ones
-    already behind all earlier M. Returns ``[B, H, T, S]``, meaningful for ``j <= i``, and ``[B, H, S, C]``.
+    ``q``, ``w``: ``[B, H, T, C]`` of new positions, ``beta``: ``[B, H, T, 1]``; ``k``: ``[B, H, S, C]``,
+    those before the new ones already behind all earlier M. Returns ``[B, H, T, S]``, meaningful for ``j <=
+    i``, and ``[B, H, S, C]``.
     """
     dtype = torch.promote_types(q.dtype, torch.float32)
     q, k, w, beta = (x.to(dtype) for x in (q, k, w, beta))
@@ -55,7 +59,10 @@ def path_scores(q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> tuple[Tensor, 
 
 
 class PathAttention(Baseline):
-    """Keys change with every position, so it counts as recurrent: a window would have to take back what they went through."""
+    """Keys change with every position, so it counts as recurrent:
+
+    a window would have to take back what they went through.
+    """
 
     config: PathConfig
     Config: ClassVar = PathConfig
@@ -73,13 +80,13 @@ class PathAttention(Baseline):
     def initial_values(self) -> dict[str, Tensor]:
         return {"conv": initial_conv(*self.conv.shape)}
 
-    def mix(self, x: Tensor, state: BaselineState | None, reach: Tensor | None) -> Tensor:
+    def mix(self, x: Tensor, state: DecodingState | None, visibility: Visibility) -> Tensor:
         *qkv, low, beta = self.in_proj(x).split(self.sizes, dim=-1)
-        w = F.silu(short_conv(self.direction_proj(low), self.conv, state, "conv", reach))
+        w = F.silu(short_conv(self.direction_proj(low), self.conv, state, "conv", visibility.reach))
         q, k, v, w = (y.unflatten(-1, (self.config.num_heads, -1)).transpose(1, 2) for y in (*qkv, w))
         w = F.normalize(w, dim=-1)
         beta = 2 * torch.sigmoid(beta)
-        if state is None and kernels.usable(q, reach):
+        if state is None and kernels.usable(q, visibility.reach):
             return self.o_proj(kernels.path_attention(q, k, v, w, beta).flatten(2))
         past = remembered(state, "keys")
         if state is not None:
@@ -89,10 +96,13 @@ class PathAttention(Baseline):
         )
         if state is not None:
             state["keys"] = keys
-        seen = visible_mask(q.shape[2], keys.shape[2], reach, x.device)
+        seen = visibility.mask()
         scores = (scores * q.shape[-1] ** -0.5).masked_fill(~seen, torch.finfo(scores.dtype).min)
         return self.o_proj((scores.softmax(-1).to(v.dtype) @ v).transpose(1, 2).flatten(2))
 
     def core_flops(self, queries: int, keys: int) -> int:
-        """Scores, readout, and for each pair the correction: a product with the direction and a row of the triangular system."""
+        """Scores, readout, and for each pair the correction:
+
+        a product with the direction and a row of the triangular system.
+        """
         return 2 * causal_pairs(queries, keys) * 5 * self.config.hidden_size

@@ -1,8 +1,10 @@
-"""The recurrences that peers are made of, in chunks: matrix products within a chunk, a short loop over chunks.
+"""The recurrences that peers are made of, in chunks: matrix products within a chunk, a short loop over
+chunks.
 
-Shapes: B batch, T positions, H heads, K and V widths of keys and values, N chunks of C positions. Memories are ``[B, H, K, V]``.
-``reach``: int64 ``[B, T]``, how many positions each one sees, itself included; None for all. A document begins where it is 1.
-Everything is computed in float32 at least.
+Shapes: B batch, T positions, H heads, K and V widths of keys and values, N chunks of C positions. Memories
+are ``[B, H, K, V]``.
+``reach``: int64 ``[B, T]``, how many positions each one sees, itself included; None for all. A document
+begins where it is 1. Everything is computed in float32 at least.
 """
 
 from collections.abc import Iterator
@@ -59,7 +61,8 @@ def out_of_chunks(x: Tensor, length: int) -> Tensor:
 
 
 def decayed_pairs(left: Tensor, right: Tensor, left_sum: Tensor, right_sum: Tensor, pairs: Tensor) -> Tensor:
-    """``sum over k of left[i, k] * right[j, k] * exp(left_sum[i, k] - right_sum[j, k])`` for the pairs, else 0. ``[..., C, C]``
+    """``sum over k of left[i, k] * right[j, k] * exp(left_sum[i, k] - right_sum[j, k])`` for the pairs, else
+    0. ``[..., C, C]``
 
     ``*_sum``: sums of log decays up to a row, ``[..., C, K or 1]``, never increasing.
     """
@@ -79,7 +82,9 @@ def decayed_pairs(left: Tensor, right: Tensor, left_sum: Tensor, right_sum: Tens
 
 
 def _small(exponents: Tensor) -> bool:
-    """Can they be taken apart into products? If not, or if it cannot be known, the slower form is right for any decay."""
+    """Can they be taken apart into products? If not, or if it cannot be known, the slower form is right for
+    any decay.
+    """
     if torch.compiler.is_compiling():
         return False
     if exponents.is_meta or is_fake(exponents):
@@ -97,7 +102,8 @@ def gated_attention(
     memory: Tensor | None = None,
     reach: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``S[t] = exp(g[t]) S[t-1] + k[t] v[t]'``, ``o[t] = q[t] S[t]``; returns all o, ``[B, T, H, V]``, and the last S.
+    """``S[t] = exp(g[t]) S[t-1] + k[t] v[t]'``, ``o[t] = q[t] S[t]``; returns all o, ``[B, T, H, V]``, and
+    the last S.
 
     ``log_decay``: ``[B, T, H, 1]``, or ``[B, T, H, K]`` for one of each row of S.
     """
@@ -155,7 +161,10 @@ def gated_slots(
 
 
 def _loop(memory: Tensor | None, kept: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
-    """``S[n+1] = kept[n] S[n] + added[n]``: the memories before each chunk, ``[B, H, N, K, V]``, and the one behind all."""
+    """``S[n+1] = kept[n] S[n] + added[n]``:
+
+    the memories before each chunk, ``[B, H, N, K, V]``, and the one behind all.
+    """
     current = _begin(memory, added[:, :, 0])
     memories = []
     for keep, add in _each(kept, added):
@@ -169,7 +178,10 @@ def _begin(memory: Tensor | None, like: Tensor) -> Tensor:
 
 
 def _each(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Chunk by chunk. Taken apart at once: the gradient of single slices would be a full tensor of zeros for each."""
+    """Chunk by chunk. Taken apart at once:
+
+    the gradient of single slices would be a full tensor of zeros for each.
+    """
     return zip(*(x.unbind(2) for x in tensors), strict=True)
 
 
@@ -183,9 +195,11 @@ def delta_rule(
     memory: Tensor | None = None,
     reach: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``S[t] = exp(g[t]) (I - beta[t] k[t] k[t]') S[t-1] + beta[t] k[t] v[t]'``, ``o[t] = q[t] S[t]``. ``beta``, ``g``: ``[B, T, H, 1]``
+    """``S[t] = exp(g[t]) (I - beta[t] k[t] k[t]') S[t-1] + beta[t] k[t] v[t]'``, ``o[t] = q[t] S[t]``.
+    ``beta``, ``g``: ``[B, T, H, 1]``
 
-    Within a chunk, what row i writes is ``u[i] = beta[i] (v[i] - what its key reads)``, a triangular system in the rows before it.
+    Within a chunk, what row i writes is ``u[i] = beta[i] (v[i] - what its key reads)``, a triangular system
+    in the rows before it.
     """
     if kernels.usable(q, reach):
         return kernels.delta_rule(q, k, v, beta, log_decay, memory)
@@ -226,7 +240,10 @@ def diagonal_plus_rank_one(
     memory: Tensor | None = None,
     reach: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``S[t] = (Diag(exp(g[t])) + b[t] a[t]') S[t-1] + k[t] v[t]'``, ``o[t] = q[t] S[t]``. All but v are ``[B, T, H, K]``."""
+    """``S[t] = (Diag(exp(g[t])) + b[t] a[t]') S[t-1] + k[t] v[t]'``, ``o[t] = q[t] S[t]``.
+
+    All but v are ``[B, T, H, K]``.
+    """
     if kernels.usable(q, reach):
         return kernels.diagonal_plus_rank_one(q, k, v, a, b, log_decay, memory)
     length, size = q.shape[1], min(CHANNEL_CHUNK, q.shape[1])

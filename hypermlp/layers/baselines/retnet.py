@@ -7,9 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.layers.baselines.base import Baseline, BaselineConfig, BaselineState, remembered
+from hypermlp.layers.baselines.base import Baseline, BaselineConfig, remembered
 from hypermlp.layers.baselines.recurrence import gated_attention
-from hypermlp.layers.common import rotate
+from hypermlp.layers.rotary import rotate
+from hypermlp.layers.state import DecodingState
+from hypermlp.layers.visibility import Visibility
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +49,14 @@ class RetNet(Baseline):
         self.norm = nn.RMSNorm(values // config.num_heads, eps=1e-5)
         self.reset_parameters()
 
-    def mix(self, x: Tensor, state: BaselineState | None, reach: Tensor | None) -> Tensor:
-        past = 0 if state is None else state.length
-        positions = torch.arange(past, past + x.shape[1], device=x.device)[None]
+    def mix(self, x: Tensor, state: DecodingState | None, visibility: Visibility) -> Tensor:
+        positions = visibility.stream()[None]
         *qkv, gate = self.in_proj(x).split(self.sizes, dim=-1)
         q, k, v = (y.unflatten(-1, (self.config.num_heads, -1)) for y in qkv)
         q, k = (rotate(y, positions, self.config.rope_theta) for y in (q, k))
         decay = log_decays(self.config.num_heads, x)[:, None].expand(*q.shape[:3], 1)
         out, memory = gated_attention(
-            q * q.shape[-1] ** -0.5, k, v, decay, remembered(state, "memory"), reach
+            q * q.shape[-1] ** -0.5, k, v, decay, remembered(state, "memory"), visibility.reach
         )
         if state is not None:
             state["memory"] = memory

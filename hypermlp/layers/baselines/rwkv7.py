@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.layers.baselines.base import Baseline, BaselineConfig, BaselineState, remembered
+from hypermlp.layers.baselines.base import Baseline, BaselineConfig, remembered
 from hypermlp.layers.baselines.parts import shifted
 from hypermlp.layers.baselines.recurrence import diagonal_plus_rank_one
+from hypermlp.layers.state import DecodingState
+from hypermlp.layers.visibility import Visibility
 
 STRONGEST_DECAY = -0.606531  # -exp(-1/2), in logs
 MIXED = (
@@ -57,7 +59,10 @@ class _Small(nn.Module):
 
 
 class Rwkv7(Baseline):
-    """The first layer's form: later layers of the published model also blend their values with the first layer's."""
+    """The first layer's form:
+
+    later layers of the published model also blend their values with the first layer's.
+    """
 
     config: Rwkv7Config
     Config: ClassVar = Rwkv7Config
@@ -91,8 +96,8 @@ class Rwkv7(Baseline):
             "bonus": torch.zeros(hidden),
         }
 
-    def mix(self, x: Tensor, state: BaselineState | None, reach: Tensor | None) -> Tensor:
-        change = shifted(x, state, reach) - x
+    def mix(self, x: Tensor, state: DecodingState | None, visibility: Visibility) -> Tensor:
+        change = shifted(x, state, visibility.reach) - x
         for_read, for_decay, for_key, for_value, for_rate, for_gate = (
             x + change * share for share in self.blend
         )
@@ -104,7 +109,7 @@ class Rwkv7(Baseline):
         r, k, v, rate, log_decay = (self._heads(y) for y in (r, k, v, rate, log_decay))
         removed = F.normalize(removed, dim=-1)
         out, memory = diagonal_plus_rank_one(
-            r, k, v, -removed, removed * rate, log_decay, remembered(state, "memory"), reach
+            r, k, v, -removed, removed * rate, log_decay, remembered(state, "memory"), visibility.reach
         )
         if state is not None:
             state["memory"] = memory

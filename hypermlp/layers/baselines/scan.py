@@ -42,7 +42,10 @@ class _Scan(torch.autograd.Function):
 
 @full_precision
 def scan(keep: Tensor, add: Tensor, memory: Tensor, reach: Tensor | None = None) -> Tensor:
-    """``h[t] = keep[t] * h[t-1] + add[t]``, ``[B, T, D]``, from ``memory``, ``[B, D]``; returns all h. ``reach`` as in recurrence.py."""
+    """``h[t] = keep[t] * h[t-1] + add[t]``, ``[B, T, D]``, from ``memory``, ``[B, D]``; returns all h.
+
+    ``reach`` as in recurrence.py.
+    """
     if kernels.usable(keep, reach):
         return kernels.scan(keep, add, memory)
     out: Tensor = _Scan.apply(
@@ -109,9 +112,11 @@ def _keep(step: Tensor, decay: Tensor, begins: Tensor | None, t: int) -> Tensor:
 def selective_scan(
     x: Tensor, step: Tensor, decay: Tensor, write: Tensor, read: Tensor, memory: Tensor, begins: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """``h[t] = exp(step[t] * decay) * h[t-1] + step[t] x[t] write[t]'``, ``y[t] = h[t] read[t]``; returns y and the last h.
+    """``h[t] = exp(step[t] * decay) * h[t-1] + step[t] x[t] write[t]'``, ``y[t] = h[t] read[t]``; returns y
+    and the last h.
 
-    ``x``, ``step``: ``[B, T, D]``; ``decay``: ``[D, N]``; ``write``, ``read``: ``[B, T, N]``; ``memory``: ``[B, D, N]``;
+    ``x``, ``step``: ``[B, T, D]``; ``decay``: ``[D, N]``; ``write``, ``read``: ``[B, T, N]``; ``memory``:
+    ``[B, D, N]``;
     ``begins``: bool ``[B, T]``, where nothing before is seen.
     """
     out: tuple[Tensor, Tensor] = _SelectiveScan.apply(x, step, decay, write, read, memory, begins)

@@ -1,4 +1,5 @@
-"""Softmax attention with rotary positions, around PyTorch's fused kernel (``softmax``) or written out (``softmax-naive``).
+"""Softmax attention with rotary positions, around PyTorch's fused kernel (``softmax``) or written out
+(``softmax-naive``).
 
 Shapes: B batch, T new positions, S positions so far, H heads, C their width.
 """
@@ -10,9 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.layers.baselines.base import Baseline, BaselineConfig, BaselineState
-from hypermlp.layers.baselines.parts import causal_pairs, visible_mask
-from hypermlp.layers.common import rotate
+from hypermlp.layers.baselines.base import Baseline, BaselineConfig
+from hypermlp.layers.baselines.parts import causal_pairs
+from hypermlp.layers.rotary import rotate
+from hypermlp.layers.state import DecodingState
+from hypermlp.layers.visibility import Visibility
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,23 +43,20 @@ class Softmax(Baseline):
         self.o_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         self.reset_parameters()
 
-    def mix(self, x: Tensor, state: BaselineState | None, reach: Tensor | None) -> Tensor:
-        past = 0 if state is None else state.length
-        positions = torch.arange(past, past + x.shape[1], device=x.device)[None]
+    def mix(self, x: Tensor, state: DecodingState | None, visibility: Visibility) -> Tensor:
+        positions = visibility.stream()[None]
         q, k, v = (y.unflatten(-1, (self.config.num_heads, -1)) for y in self.qkv_proj(x).chunk(3, dim=-1))
         q, k = (rotate(y, positions, self.config.rope_theta) for y in (q, k))
         if state is not None:
             k, v = state.extended("keys", k), state.extended("values", v)
-        out = self.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), reach)
+        out = self.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), visibility)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, reach: Tensor | None) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, visibility: Visibility) -> Tensor:
         """``[B, H, T, C], [B, H, S, C], [B, H, S, C] -> [B, H, T, C]``"""
-        if reach is None and (q.shape[2] == k.shape[2] or q.shape[2] == 1):
+        if visibility.reach is None and (q.shape[2] == k.shape[2] or q.shape[2] == 1):
             return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1)
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=visible_mask(q.shape[2], k.shape[2], reach, q.device)
-        )
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=visibility.mask())
 
     def core_flops(self, queries: int, keys: int) -> int:
         return 2 * causal_pairs(queries, keys) * 2 * self.config.hidden_size
@@ -71,9 +71,9 @@ class SoftmaxNaive(Softmax):
 
     Config: ClassVar = SoftmaxNaiveConfig
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, reach: Tensor | None) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, visibility: Visibility) -> Tensor:
         scores = (q * q.shape[-1] ** -0.5) @ k.mT
-        seen = visible_mask(q.shape[2], k.shape[2], reach, q.device)
+        seen = visibility.mask()
         weights = scores.masked_fill(~seen, torch.finfo(scores.dtype).min).softmax(
             dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)
         )

@@ -124,10 +124,9 @@ std::tuple<Tensor, Tensor> native(const Tensor& q, const Tensor& k, const Tensor
     return {stored(out, q.scalar_type()), inverse_norm};
 }
 
-std::vector<Tensor> native_backward(const Tensor& grad_out, const Tensor& q, const Tensor& k, const Tensor& v, const Optional& diag1,
+std::vector<Tensor> native_backward(const Tensor& grad_out, const Tensor& inverse_norm, const Tensor& q, const Tensor& k, const Tensor& v, const Optional& diag1,
                                     const Optional& left1, const Optional& right1, const Optional& gate1, const Optional& diag2,
-                                    const Optional& left2, const Optional& right2, const Optional& gate2, const Optional& starts,
-                                    const Tensor& inverse_norm, const std::string& activation, const std::string& layout, double eps) {
+                                    const Optional& left2, const Optional& right2, const Optional& gate2, const Optional& starts, const std::string& activation, const std::string& layout, double eps) {
     Arguments arguments{computed(q.scalar_type()), {}};
     Problem p = problem(arguments, q, k, v, starts, activation, layout, eps);
     p.mix1 = mix(arguments, diag1, left1, right1, gate1);

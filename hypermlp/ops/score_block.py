@@ -1,9 +1,9 @@
 """One block of score rows, in a buffer that is at once in ordinary order and aligned by slot.
 
-A block holds M consecutive queries against the n keys that any of them may see. In layout "lag" each batch item owns
-M * (n + 1) cells: M of padding, then M rows of n scores. The same memory, read as M rows of n + 1 cells without the first
-cell of each, is the block aligned by lag, newest last. M = 3 queries, the last 3 of n = 5 positions (2:4 is the score of
-query 2 with key 4, dots are padding):
+A block holds M consecutive queries against the n keys that any of them may see. In layout "lag" each batch
+item owns M * (n + 1) cells: M of padding, then M rows of n scores. The same memory, read as M rows of n + 1
+cells without the first cell of each, is the block aligned by lag, newest last. M = 3 queries, the last 3 of n
+= 5 positions (2:4 is the score of query 2 with key 4, dots are padding):
 
     ordinary: row stride n = 5             aligned: row stride n + 1 = 6, first cell dropped
               .   .   .                    [.]    .   .   2:0 2:1 2:2
@@ -11,10 +11,11 @@ query 2 with key 4, dots are padding):
     3:0 3:1 3:2 3:3 3:4                    [3:4]  4:0 4:1 4:2 4:3 4:4
     4:0 4:1 4:2 4:3 4:4                     lag:  4   3   2   1   0
 
-The last column is lag 0 in every row. What stands left of key 0 is padding or the future of the row above, so once the
-future is masked the aligned rows are zero there too. Both views have unit column stride and rows that do not overlap: a
-GEMM reads and writes either in place, and nothing is flipped, gathered or copied. Layout "forward" is aligned as it
-stands while every query starts at key 0; only "forward" with ``starts`` has to gather.
+The last column is lag 0 in every row. What stands left of key 0 is padding or the future of the row above, so
+once the future is masked the aligned rows are zero there too. Both views have unit column stride and rows
+that do not overlap: a GEMM reads and writes either in place, and nothing is flipped, gathered or copied.
+Layout "forward" is aligned as it stands while every query starts at key 0; only "forward" with ``starts`` has
+to gather.
 
 Shapes: H heads (branches), B batch, M queries, n keys.
 """
@@ -49,7 +50,8 @@ class ScoreBlock:
             torch.arange(self.columns, device=device),
         )
         if starts is None:
-            # The cells to mask without starts, all within M columns: left of key 0 (aligned), after the query (ordinary).
+            # The cells to mask without starts, all within M columns: left of key 0 (aligned), after the query
+            # (ordinary).
             self._corner = (
                 column[: self.rows - 1] < self.rows - 1 - row if self.skewed else column[: self.rows] > row
             )
@@ -89,7 +91,10 @@ class ScoreBlock:
             buffer.copy_(self._gather(values, self._slot_of_key).flatten(2))
 
     def mask_(self, buffer: Tensor, value: float = 0.0, *, aligned_write: bool = False) -> Tensor:
-        """Fill every cell that is no visible key. After an aligned write the dropped cells need no care: it left them alone."""
+        """Fill every cell that is no visible key. After an aligned write the dropped cells need no care:
+
+        it left them alone.
+        """
         if self._hidden is not None:
             return buffer.masked_fill_(self._hidden, value)
         rows = buffer.view(buffer.shape[0], self.batch, self.rows, self.row_stride)

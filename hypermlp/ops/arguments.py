@@ -1,0 +1,87 @@
+"""The arguments of the operator as one value.
+
+Shapes: B batch, Tq queries, Tk keys, H heads, Hq score branches (H, or 2 H for "glu"), Dk, Dv widths, L
+slots, r rank.
+"""
+
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+
+class Mix(NamedTuple):
+    """One diagonal-plus-low-rank mix along the sequence, ``R = I + Diag(diag) + left Diag(gate) rightᵀ``.
+
+    Row ``i`` of ``diag``, ``left`` and ``right`` belongs to slot ``i``: lag ``i`` in layout "lag" (0 is the
+    query itself), the ``i``-th visible position in layout "forward". Shorter contexts use the first rows.
+
+    Attributes:
+        diag: ``[H, L]``. The first mix of "glu" has a row for each of its 2 H branches.
+        left: ``[H, L, r]``.
+        right: ``[H, L, r]``.
+        gate: ``[B, Tq, H, r]``.
+    """
+
+    diag: Tensor
+    left: Tensor
+    right: Tensor
+    gate: Tensor
+
+
+NO_MIX = (None, None, None, None)
+
+
+class Attention(NamedTuple):
+    """The checked arguments of one call of ``hyper_attention``, without the backend."""
+
+    q: Tensor  # [B, Tq, Hq, Dk]
+    k: Tensor  # [B, Tk, Hq, Dk]
+    v: Tensor  # [B, Tk, H, Dv]
+    mix1: Mix | None
+    mix2: Mix | None
+    starts: Tensor | None  # int64 [B, Tq], from ``layout.row_starts``
+    activation: str
+    layout: str
+    eps: float
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """Return the tensors that have a gradient:
+
+        q, k, v and the fields of both mixes, None for absent ones.
+        """
+        return (self.q, self.k, self.v, *(self.mix1 or NO_MIX), *(self.mix2 or NO_MIX))
+
+    def flatten(self) -> tuple[Any, ...]:
+        """Return the arguments in the order of ``FLAT_SCHEMA``."""
+        return (*self.tensors(), self.starts, self.activation, self.layout, self.eps)
+
+    @classmethod
+    def unflatten(cls, flat: tuple[Any, ...]) -> Self:
+        """Invert ``flatten``."""
+        q, k, v, *mixes, starts, activation, layout, eps = flat
+        mix1, mix2 = (None if mix[0] is None else Mix(*mix) for mix in (mixes[:4], mixes[4:]))
+        return cls(q, k, v, mix1, mix2, starts, activation, layout, eps)
+
+
+class Request(NamedTuple):
+    """What is to be computed, as far as the choice of a backend depends on it."""
+
+    operation: str
+    """"attention" (the operator), "convolution" (the pair of causal convolutions) or "step" (a layer's
+    decoding step).
+    """
+    device_type: str
+    dtype: torch.dtype
+    activation: str = ""
+    """"relu", "glu" or "softmax"; empty for the convolution."""
+    mixed: bool = False
+    """Whether there is a sequence mix."""
+    needs_grad: bool = False
+    """Whether a gradient will be asked for."""
+
+
+_MIX_SCHEMA = ", ".join(f"Tensor? {field}{index}" for index in (1, 2) for field in Mix._fields)
+FLAT_SCHEMA = (
+    f"Tensor q, Tensor k, Tensor v, {_MIX_SCHEMA}, Tensor? starts, str activation, str layout, float eps"
+)

@@ -1,0 +1,158 @@
+"""The table of backends and the choice among them.
+
+A ``Request`` describes what is to be computed; a backend answers with "yes" (None) or the reason why not. A
+new backend is one entry in ``BACKENDS``; the contract's tests run over this table.
+"""
+
+import contextlib
+import functools
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from hypermlp.errors import UserError
+from hypermlp.ops import blocked, convolution, native, reference, sdpa
+from hypermlp.ops.arguments import Attention, Request
+from hypermlp.ops.convolution import ConvPair
+from hypermlp.ops.library import register_attention
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One implementation of some operations.
+
+    ``unavailable()`` returns why the backend cannot run on this machine, ``unsupported(request)`` why it
+    cannot serve a request; both return None if it can. ``unsupported`` is asked first and must be cheap:
+    ``unavailable`` may build kernels.
+    """
+
+    name: str
+    attention: Callable[[Attention], Tensor]
+    convolution: ConvPair | None = None
+    step: bool = False
+    """Whether it has the kernel for a layer's decoding step (layers/step.py)."""
+    unavailable: Callable[[], str | None] = lambda: None
+    unsupported: Callable[[Request], str | None] = lambda request: None
+
+    def lacks(self, operation: str) -> bool:
+        return {"attention": False, "convolution": self.convolution is None, "step": not self.step}[operation]
+
+    def refusal(self, request: Request) -> str | None:
+        """Return why this backend cannot serve the request, apart from the machine; None if it can."""
+        if self.lacks(request.operation):
+            return f"it has no {request.operation}"
+        return self.unsupported(request)
+
+
+BACKENDS = {
+    backend.name: backend
+    for backend in (  # in the order in which "auto" tries them
+        Backend(
+            "native",
+            register_attention("native"),
+            convolution.native_conv_pair,
+            step=True,
+            unavailable=native.unavailable,
+            unsupported=native.unsupported,
+        ),
+        Backend("sdpa", sdpa.attention, unsupported=sdpa.unsupported),
+        Backend(
+            "blocked",
+            register_attention("blocked", blocked.forward, blocked.backward),
+            convolution.blocked_conv_pair,
+        ),
+        Backend("reference", reference.attention, convolution.reference_conv_pair),
+    )
+}
+_override = ""  # what "auto" stands for inside ``use_backend``; torch.compile guards on it
+
+
+def available_backends() -> list[str]:
+    """Return the names of the backends that can run on this machine, in the order in which "auto" tries
+    them.
+    """
+    return [name for name, backend in BACKENDS.items() if backend.unavailable() is None]
+
+
+@contextlib.contextmanager
+def use_backend(name: str) -> Iterator[None]:
+    """Make "auto" stand for this backend within the context. Compiled functions are compiled again for it."""
+    global _override
+    before, _override = _override, name
+    try:
+        yield
+    finally:
+        _override = before
+
+
+def choose_backend(name: str, request: Request) -> Backend:
+    """Return the backend to use for a request.
+
+    An explicit name (or the one of ``use_backend``, or ``HYPERMLP_BACKEND``, in place of "auto") is used, or
+    refused with the reason. "auto" takes the first backend that can serve the request, and warns once about
+    one that should be able to but is not available on this machine.
+    """
+    if name == "auto" and _override:
+        name = _override
+    return BACKENDS[_choose(name, *request)]
+
+
+def can_run(name: str, request: Request) -> bool:
+    """Return True if ``choose_backend`` would return a backend for the request."""
+    try:
+        choose_backend(name, request)
+    except UserError:
+        return False
+    return True
+
+
+def backend_for(name: str, operation: str) -> str:
+    """Return ``name``, or "auto" if that backend does not have the operation at all, such as "sdpa" for a
+    convolution.
+    """
+    return "auto" if name in BACKENDS and BACKENDS[name].lacks(operation) else name
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(map(repr, ["auto", *names]))
+
+
+def _choose(name: str, *fields: Any) -> str:
+    """Return the name of the backend.
+
+    torch.compile passes constants only, so the request comes as its fields.
+    """
+    request = Request(*fields)
+    if not isinstance(name, str):
+        raise UserError(f"backend is {name!r}; it must be a string: {_names(list(BACKENDS))}")
+    if name == "auto":
+        name = os.environ.get("HYPERMLP_BACKEND") or "auto"
+    if name == "auto":
+        for backend in BACKENDS.values():
+            if backend.refusal(request) is None:
+                reason = backend.unavailable()
+                if reason is None:
+                    return backend.name
+                _warn_once(backend.name, reason)
+        raise UserError(f"no backend can serve {request}; available here: {_names(available_backends())}")
+    if name not in BACKENDS:
+        raise UserError(f"unknown backend {name!r}; allowed: {_names(list(BACKENDS))}")
+    reason = BACKENDS[name].refusal(request) or BACKENDS[name].unavailable()
+    if reason is not None:
+        able = [other for other in available_backends() if BACKENDS[other].refusal(request) is None]
+        raise UserError(f"backend {name!r} is not available: {reason}. Available here: {_names(able)}")
+    return name
+
+
+# torch.compile calls this while tracing and keeps the answer. Setting the attribute is all that
+# torch.compiler.assume_constant_result does, and importing that would import the whole compiler.
+_choose._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _warn_once(name: str, reason: str) -> None:
+    warnings.warn(f"hypermlp: backend {name!r} is not available: {reason}", stacklevel=6)
