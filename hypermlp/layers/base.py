@@ -138,6 +138,7 @@ class SequenceMixer(nn.Module):
             device=x.device,
             max_visible=self.max_visible,
             origins=None if state is None else state.origins,
+            streaming=state is not None,
         )
 
     def _check_visibility(self, visibility: Visibility, state: DecodingState | None) -> None:

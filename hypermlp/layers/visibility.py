@@ -33,12 +33,14 @@ class Visibility:
         device: torch.device,
         max_visible: int | None = None,
         origins: Tensor | None = None,
+        streaming: bool = False,
     ):
         """
         Args:
             starts: integers, ``[B]`` or ``[B, T]``.
             max_visible: the most positions that one position may see; more are an error. None for any number.
             origins: int64 ``[B]``, where the document of the last past position begins; None for 0.
+            streaming: whether later calls may go on, so that padding given as ``[B]`` may exceed this call.
         """
         self.past, self.new, self.device = past, new, device
         self.starts: Tensor | None = None
@@ -48,8 +50,8 @@ class Visibility:
         self._positions: Tensor | None = None
         if starts is not None:
             self.starts = starts.long()
-            # A [B] of padding may go on in a later chunk.
-            known = self.starts.clamp(max=past + new) if starts.dim() == 1 and past else self.starts
+            padding_goes_on = streaming and starts.dim() == 1
+            known = self.starts.clamp(max=past + new) if padding_goes_on else self.starts
             self.rows = row_starts(known, new, past + new, -1 if max_visible is None else max_visible)
             self.reach = self.stream() + 1 - self.rows
 

@@ -164,6 +164,7 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
             device=x.device,
             max_visible=min(longest, default=None),
             origins=None if state is None else state.origins,
+            streaming=state is not None,
         )
 
 

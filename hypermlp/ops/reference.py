@@ -88,16 +88,14 @@ def _softplus(x: Tensor) -> Tensor:
 
 
 def _rows(parameter: Tensor, slots: int) -> Tensor:
-    """Return the first ``slots`` rows, filled up with zeros:
+    """Return the first ``slots`` rows, zeros beyond the last one: such slots are never visible.
 
-    slots beyond the parameters are never visible.
+    Selected by index, because a slice would make torch.export exclude the length at which it is the whole.
     """
-    missing = slots - parameter.shape[1]
-    if missing <= 0:
-        return parameter[:, :slots]
-    return torch.cat(
-        [parameter, parameter.new_zeros(parameter.shape[0], missing, *parameter.shape[2:])], dim=1
-    )
+    index = torch.arange(slots, device=parameter.device)
+    last = parameter.shape[1] - 1
+    rows = parameter.index_select(1, index.clamp(max=last))
+    return rows.movedim(1, -1).masked_fill(index > last, 0).movedim(-1, 1)
 
 
 def _reorder(x: Tensor, index: Tensor, keep: Tensor) -> Tensor:

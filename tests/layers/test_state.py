@@ -202,7 +202,7 @@ def test_a_window_must_be_given_with_every_call():
     layer, x, state = setup()
     starts = (torch.arange(20) - 3).clamp(min=0).expand(3, -1)
     layer(x[:, :8], state=state, starts=starts[:, :8])
-    with pytest.raises(ValueError, match="as a window does, and none are given"):
+    with pytest.raises(ValueError, match="as a sliding window does, and none are given"):
         layer(x[:, 8:9], state=state)
     layer(x[:, 8:9], state=state, starts=starts[:, 8:9])
 
