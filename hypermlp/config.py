@@ -15,50 +15,57 @@ ACTIVATION_OF_BASE = {"S": "softmax", "R": "relu", "G": "glu"}
 
 @dataclass(frozen=True, kw_only=True)
 class MixerConfig:
-    """One mixer layer. The defaults are HyperGLU, label ``G-cg-q-12o``; contradictory values raise."""
+    """Every switch of one mixer layer. The defaults are HyperGLU, label ``G-cg-q-12o``.
+
+    Args:
+        hidden_size: width of the layer's input and output.
+        max_length: the longest visible context: the number of slots of the sequence mixes. Longer input is an
+            error unless ``starts`` keeps every position to a window.
+        num_heads: heads (2). Activation "glu" has two score branches per head.
+        activation: "relu", "glu" or "softmax" ("glu").
+        qk_width: width of queries and keys over all heads and branches; 0, the default, for hidden_size / 4.
+        vo_width: width of values and head outputs over all heads; 0, the default, for hidden_size.
+        rope: rotary positions on queries and keys (False).
+        conv: depthwise causal convolution on the inputs of the key and value projections (True).
+        feature_gates: sigmoid gates on the queries and on the head outputs (True).
+        mix1: sequence mix of the scores, before the activation (True).
+        mix2: sequence mix of the activation (True).
+        layout: slots of the mixes: "lag" (the default) counts back from the query, "forward" from the first
+            visible position.
+        rank: rank of the sequence mixes (16).
+        conv_kernel: taps of the convolution (4).
+        num_registers: learned rows that are prepended to every context (0). Each adds a slot to the mixes.
+        rope_theta: base of the rotary frequencies (10,000).
+        eps: added to the squared norm of the scores (1e-12).
+        init_std: standard deviation of the initial weights (0.02); biases and diagonals start at zero.
+
+    Raises:
+        UserError: for a value that is not allowed, and for values that contradict each other.
+
+    Example::
+
+        MixerConfig(hidden_size=768, max_length=1024, activation="relu")  # HyperMLP
+        MixerConfig.from_label("R-cg-q-12o", hidden_size=768, max_length=1024)  # the same
+    """
 
     hidden_size: int
-    """Width of the layer's input and output."""
     max_length: int
-    """Longest visible context: slots of the sequence mixes.
-
-    Longer input is an error unless ``starts`` keeps to a window.
-    """
     num_heads: int = 2
-    """Heads; activation "glu" has two score branches per head."""
     activation: str = "glu"
-    """"relu", "glu" or "softmax"."""
     qk_width: int = 0
-    """Total width of queries and keys, over all heads and branches; 0 stands for hidden_size / 4."""
     vo_width: int = 0
-    """Total width of values and head outputs; 0 stands for hidden_size."""
     rope: bool = False
-    """Rotary positions on queries and keys."""
     conv: bool = True
-    """Depthwise causal convolution on the inputs of the key and value projections."""
     feature_gates: bool = True
-    """Sigmoid gates on the queries and on the head outputs."""
     mix1: bool = True
-    """Sequence mix of the scores, before the activation."""
     mix2: bool = True
-    """Sequence mix of the activation."""
     layout: str = "lag"
-    """Slots of the mixes: "lag" counts back from the query, "forward" from the first visible position."""
     rank: int = 16
-    """Rank of the sequence mixes."""
     conv_kernel: int = 4
-    """Taps of the convolution."""
     num_registers: int = 0
-    """Learned rows that stand before every context, as if they were its oldest tokens.
-
-    Each brings the mixes a slot.
-    """
     rope_theta: float = 10_000.0
-    """Base of the rotary frequencies."""
     eps: float = 1e-12
-    """Stabiliser of the score norm."""
     init_std: float = 0.02
-    """Standard deviation of the initial weights; biases and diagonals start at zero."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -171,7 +178,7 @@ def require(name: str, value: object, holds: bool, allowed: str) -> None:
 
 
 def is_integer(value: object) -> bool:
-    """Python's or NumPy's, but no bool."""
+    """Return True for integers of Python and NumPy, but not for bool."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 

@@ -1,4 +1,4 @@
-"""For tests and benchmarks: random inputs, and comparisons that raise."""
+"""Random inputs and comparisons that raise, for tests and benchmarks."""
 
 from typing import NamedTuple, Self
 
@@ -9,7 +9,7 @@ from hypermlp.ops import Mix
 
 
 class OpInputs(NamedTuple):
-    """Arguments of ``hyper_attention``."""
+    """The tensors that ``hyper_attention`` takes."""
 
     q: Tensor
     k: Tensor
@@ -21,7 +21,7 @@ class OpInputs(NamedTuple):
         return [self.q, self.k, self.v, *(self.mix1 or ()), *(self.mix2 or ())]
 
     def to(self, dtype: torch.dtype) -> "OpInputs":
-        """Detached copies in another dtype."""
+        """Return detached copies in another dtype."""
         q, k, v = (x.detach().to(dtype, copy=True) for x in (self.q, self.k, self.v))
         mix1, mix2 = (
             mix and Mix(*(x.detach().to(dtype, copy=True) for x in mix)) for mix in (self.mix1, self.mix2)
@@ -50,7 +50,7 @@ def op_inputs(
     device: str = "cpu",
     seed: int = 0,
 ) -> OpInputs:
-    """Inputs of the size that a trained layer sees: scores of order one, mixes that matter."""
+    """Return random inputs as a trained layer has them: scores of order one, mixes that matter."""
     keys = queries if keys is None else keys
     slots = keys if slots is None else slots
     generator = torch.Generator().manual_seed(seed)
@@ -87,9 +87,9 @@ def randomise_(module: nn.Module, *, seed: int = 0, scale: float = 0.3) -> nn.Mo
 
 
 def relative_error(actual: Tensor, expected: Tensor, *, floor: float = 0.0) -> float:
-    """Largest difference over the largest expected magnitude (at least ``floor``), in float64.
+    """Return the largest difference over the largest expected magnitude (at least ``floor``), in float64.
 
-    An AssertionError for shapes or numbers that cannot be compared.
+    Raise AssertionError for different shapes and for non-finite numbers.
     """
     if actual.shape != expected.shape:
         raise AssertionError(f"shapes differ: {list(actual.shape)} and {list(expected.shape)}")
@@ -105,10 +105,26 @@ def relative_error(actual: Tensor, expected: Tensor, *, floor: float = 0.0) -> f
 def assert_close(
     actual: Tensor, expected: Tensor, *, tolerance: float, floor: float = 0.0, what: str = "result"
 ) -> None:
-    """Raise unless the relative error is at most ``tolerance``."""
+    """Raise unless ``actual`` agrees with ``expected``, as a whole and element by element.
+
+    As a whole, the relative error may be at most ``tolerance``. Each element may be off by 1,000 times that
+    relative to itself, or by a thousandth of it relative to the largest element (but a few roundings at
+    least): this finds errors in rows that are small beside others.
+    """
     error = relative_error(actual, expected, floor=floor)
     if not error <= tolerance:
         raise AssertionError(f"{what}: relative error {error:.3g} exceeds {tolerance:.3g}")
+    rounding = 32 * torch.finfo(actual.dtype).eps if actual.is_floating_point() else 0.0
+    actual, expected = (x.detach().to("cpu", torch.float64) for x in (actual, expected))
+    largest = max(expected.abs().max().item() if expected.numel() else 0.0, floor)
+    allowed = 1e3 * tolerance * expected.abs() + max(1e-3 * tolerance, rounding) * largest
+    wrong = (actual - expected).abs() > allowed
+    if wrong.any():
+        place = tuple(wrong.nonzero()[0].tolist())
+        raise AssertionError(
+            f"{what}: {int(wrong.sum())} elements are wrong, the first at {place}: "
+            f"{actual[place].item():.6g} instead of {expected[place].item():.6g}"
+        )
 
 
 def assert_no_worse(

@@ -134,9 +134,9 @@ class Mixer(SequenceMixer):
         visibility: Visibility,
         registers: ProjectedRegisters | None = None,
     ) -> Projected:
-        """Compute everything that comes before the operator. ``registers``:
+        """Compute everything that comes before the operator.
 
-        the ones that stand before x, if any.
+        ``registers``: the registers that precede x; None if there are none.
         """
         config = self.config
         keys_from = values_from = x

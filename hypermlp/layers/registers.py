@@ -34,10 +34,7 @@ class ProjectedRegisters(NamedTuple):
     rope_theta: float | None
 
     def keys_at(self, first: Tensor) -> Tensor:
-        """Return the keys for contexts whose first register stands at position ``first`` ``[C]``:
-
-        ``[C, k, G, Dk]``.
-        """
+        """Return keys ``[C, k, G, Dk]`` of contexts whose first register is at position ``first`` ``[C]``."""
         rows = self.keys.expand(first.shape[0], -1, -1, -1)
         if self.rope_theta is None:
             return rows
@@ -57,10 +54,7 @@ def conv_of_registers(registers: Tensor, k_conv: Tensor, v_conv: Tensor) -> tupl
 
 
 def add_overlap(convolved: Tensor, overlap: Tensor, reach: Tensor | None, past: int) -> Tensor:
-    """Add ``overlap`` ``[taps - 1, D]`` to the first positions of every context; ``convolved``:
-
-    ``[B, T, D]``.
-    """
+    """Add ``overlap`` ``[taps - 1, D]`` to ``convolved`` ``[B, T, D]`` where a context begins."""
     length, last = convolved.shape[1], overlap.shape[0]
     if reach is None:
         head = overlap[past : past + length]

@@ -74,9 +74,9 @@ class Rows:
 
 
 def _frozen(buffer: Tensor) -> bool:
-    """Return True if in-place writes are forbidden:
+    """Return True if in-place writes are forbidden.
 
-    it requires grad, or is an inference tensor outside inference mode.
+    That is so if it requires grad, or is an inference tensor outside inference mode.
     """
     return buffer.requires_grad or _only_for_inference(buffer)
 

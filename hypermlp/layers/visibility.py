@@ -64,10 +64,7 @@ class Visibility:
         return visible_keys(self.rows, self.new, self.past + self.new, self.device)[:, None]
 
     def hide_padding(self, x: Tensor) -> Tensor:
-        """Zero the rows of positions that see nothing, whatever they hold, even NaN. ``x``:
-
-        ``[B, T, ...]``.
-        """
+        """Zero the rows of ``x`` ``[B, T, D]`` at positions that see nothing, even where they hold NaN."""
         return x if self.reach is None else x.masked_fill((self.reach < 1)[:, :, None], 0)
 
     def origins(self) -> Tensor | None:

@@ -41,7 +41,7 @@ def _norm(config: HyperMLPConfig) -> nn.Module:
 
 
 class HyperMLPBlock(GradientCheckpointingLayer):
-    """``x + mixer(norm(x))``, then ``x + mlp(norm(x))``."""
+    """One block: ``x = x + mixer(norm(x))``, then ``x = x + mlp(norm(x))``."""
 
     def __init__(self, config: HyperMLPConfig, index: int):
         super().__init__()
@@ -79,7 +79,7 @@ class HyperMLPPreTrainedModel(PreTrainedModel):
         initialize_(module, self.config.initializer_range / math.sqrt(depth), init)
 
     def save_pretrained(self, save_directory: str | os.PathLike[Any], *args: Any, **kwargs: Any) -> Any:
-        """As ever; the folder also gets the few lines that let ``trust_remote_code`` find this package."""
+        """Save as transformers does, and add the lines that let ``trust_remote_code`` find this package."""
         self.config.auto_map = {
             f"Auto{kind}": f"modeling_hypermlp.HyperMLP{name}"
             for kind, name in (("Config", "Config"), ("Model", "Model"), ("ModelForCausalLM", "ForCausalLM"))
@@ -92,7 +92,7 @@ class HyperMLPPreTrainedModel(PreTrainedModel):
 
 
 class HyperMLPModel(HyperMLPPreTrainedModel):
-    """The stack without its head: ``[B, T] -> [B, T, D]``."""
+    """The language model without its head: token ids ``[B, T]`` to hidden states ``[B, T, D]``."""
 
     def __init__(self, config: HyperMLPConfig):
         super().__init__(config)
@@ -120,7 +120,18 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
         use_cache: bool | None = None,
         **_kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """``document_ids``, ``[B, T]``, or ``position_ids`` that begin anew, separate packed documents."""
+        """Compute the hidden states.
+
+        Args:
+            input_ids: ``[B, T]``; or inputs_embeds instead.
+            attention_mask: ``[B, P + T]``, 0 for left or right padding.
+            position_ids: ``[B or 1, T]``. Without a mask and a cache, a document begins where they do not
+                increase by 1.
+            document_ids: ``[B, T]``, equal within a packed document.
+            past_key_values: a cache that ``DynamicCache(config=model.config)`` or ``use_cache=True`` made.
+            inputs_embeds: ``[B, T, D]`` in the place of input_ids.
+            use_cache: whether to return a cache.
+        """
         if (input_ids is None) == (inputs_embeds is None):
             raise UserError("exactly one of input_ids and inputs_embeds must be given")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -169,7 +180,18 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
 
 
 class HyperMLPForCausalLM(HyperMLPPreTrainedModel, GenerationMixin):
-    """Next-token prediction: ``model(input_ids, labels=input_ids).loss``, ``model.generate(...)``."""
+    """A causal language model around any sequence mixer, with everything transformers offers.
+
+    ``logits = norm(blocks(embed(input_ids))) Eᵀ``, where E is the embedding matrix unless
+    ``tie_word_embeddings`` is False. ``HyperMLPConfig`` documents the blocks.
+
+    Example::
+
+        model = HyperMLPForCausalLM(HyperMLPConfig(hidden_size=64, num_hidden_layers=2, vocab_size=257))
+        tokens = torch.randint(0, 257, (2, 32))
+        loss = model(tokens, labels=tokens).loss
+        more = model.generate(tokens, max_new_tokens=8)
+    """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _fsdp_plan = {"lm_head": "keep_full_weight"}
@@ -220,7 +242,7 @@ class HyperMLPForCausalLM(HyperMLPPreTrainedModel, GenerationMixin):
         )
 
     def _prepare_generated_length(self, *args: Any, **kwargs: Any) -> Any:
-        """As ever, but no further than the context: learned slots end there."""
+        """Limit the length to the context, where the learned slots end."""
         prepared = super()._prepare_generated_length(*args, **kwargs)  # type: ignore[misc]
         context = self.config.max_position_embeddings
         if prepared.max_length > context:

@@ -46,9 +46,9 @@ class Attention(NamedTuple):
     eps: float
 
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """Return the tensors that have a gradient:
+        """Return the tensors that may need a gradient, None for absent ones.
 
-        q, k, v and the fields of both mixes, None for absent ones.
+        They are q, k, v and the fields of both mixes.
         """
         return (self.q, self.k, self.v, *(self.mix1 or NO_MIX), *(self.mix2 or NO_MIX))
 

@@ -33,7 +33,7 @@ class _Scratch:
         self.buffers: dict[str, Tensor] = {}
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Uninitialised, contiguous; the previous content of that name is lost."""
+        """Return an uninitialised, contiguous buffer; the previous content of that name is lost."""
         size = math.prod(shape)
         if name not in self.buffers or self.buffers[name].numel() < size:
             self.buffers[name] = self.like.new_empty(size)
@@ -41,9 +41,9 @@ class _Scratch:
 
 
 class _Mixer:
-    """One mix as the blocks want it:
+    """One mix in the order of the blocks.
 
-    heads first, rows newest last in layout "lag", zero rows where the slots run out.
+    Heads come first; in layout "lag" the newest slot comes last; slots beyond the parameters are zero rows.
     """
 
     def __init__(self, mix: Mix, *, slots: int, layout: str, scratch: _Scratch):
@@ -61,7 +61,7 @@ class _Mixer:
         return rows.flip(1) if self.newest_last else rows
 
     def window(self, block: ScoreBlock) -> slice:
-        """The rows of the parameters that meet this block."""
+        """Return the slice of parameter rows that belong to the columns of this block."""
         return slice(self.slots - block.columns, None) if self.newest_last else slice(block.columns)
 
     def gates(self, block: ScoreBlock) -> Tensor:
@@ -104,7 +104,7 @@ class _MixerGrad:
         self.gate[:, :, block.queries] = (grad_inner * inner).unflatten(1, (block.batch, block.rows))
 
     def result(self, mix: Mix) -> Mix:
-        """In the order, shapes and dtypes of the parameters."""
+        """Return the gradients in the order, shapes and dtypes of the parameters."""
         diag = self._rows(self.diag.mT, mix.diag).squeeze(-1)
         gate = self.gate.permute(1, 2, 0, 3).to(mix.gate.dtype).contiguous()
         return Mix(diag, self._rows(self.left, mix.left), self._rows(self.right, mix.right), gate)
@@ -207,7 +207,7 @@ class _Problem:
         return weights.mul_(strength), strength
 
     def inverse_norm(self, block: ScoreBlock, scores: Tensor) -> Tensor:
-        """1 / rho, ``[H * B, M, 1]``; 1 for softmax."""
+        """Return 1 / rho, ``[H * B, M, 1]``; 1 for softmax."""
         rows = block.ordinary(scores[: self.heads])
         if self.activation == "softmax":
             return torch.ones_like(rows[:, :, :1])
@@ -222,15 +222,14 @@ class _Problem:
         grad: Tensor,
         inverse_norm: Tensor,
     ) -> Tensor:
-        """Gradient of the scores from ``grad``, that of the activation. Overwrites all but the scores."""
+        """Return the scores' gradient from ``grad`` of the activation. Overwrites all but the scores."""
         if self.activation == "softmax":
             rows, grad_rows = block.ordinary(weights), block.ordinary(grad)
             grad_rows.sub_((rows * grad_rows).sum(-1, keepdim=True)).mul_(rows)
             return block.mask_(grad)
         products = torch.mul(grad, weights, out=self.buffer("temporary", block, self.heads))
-        norm_grad = (
-            block.ordinary(products).sum(-1, keepdim=True).mul_(inverse_norm.square()).neg_()
-        )  # -<do, o> / rho²
+        sums = block.ordinary(products).sum(-1, keepdim=True)
+        norm_grad = sums.mul_(inverse_norm.square()).neg_()  # -<do, o> / rho²
         result = self.buffer("grad scores", block, self.branches)
         gate, scale = scores[: self.heads], scores[self.heads :]
         if strength is not None:
@@ -243,15 +242,19 @@ class _Problem:
 
 
 def rows_per_block(device: str, matrices: int, num_queries: int, num_keys: int) -> int:
-    """At most MAX_ROWS, few enough to fit MAX_CELLS and to waste little on the future in a short sequence."""
+    """Return the rows of a block: at most MAX_ROWS, fewer to fit MAX_CELLS or if the sequence is short.
+
+    In a short sequence large blocks would waste work on positions after the query.
+    """
     fitting = MAX_CELLS.get(device, DEFAULT_MAX_CELLS) // (matrices * num_keys)
     return max(1, min(MAX_ROWS, max(MIN_ROWS, min(fitting, num_queries // 4) // 16 * 16)))
 
 
 def workspace_bytes(device: str, q: Tensor, k: Tensor, v: Tensor, mixes: int) -> int:
-    """About what ``backward`` holds for itself:
+    """Estimate the bytes that ``backward`` holds for itself.
 
-    inputs, mixes (so many numbers) and gradients with heads first, six buffers of scores.
+    These are copies of the inputs, of the mixes (``mixes`` numbers in all) and of the gradients with heads
+    first, and six buffers of scores.
     """
     matrices, num_queries, num_keys = q.shape[0] * q.shape[2], q.shape[1], k.shape[1]
     scores = matrices * rows_per_block(device, matrices, num_queries, num_keys) * num_keys
@@ -259,7 +262,7 @@ def workspace_bytes(device: str, q: Tensor, k: Tensor, v: Tensor, mixes: int) ->
 
 
 def transposed(mix: Mix) -> Mix:
-    """The mix with Rᵀ for R."""
+    """Return the mix whose R is the transpose of this one's."""
     return mix._replace(left=mix.right, right=mix.left)
 
 

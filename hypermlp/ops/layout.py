@@ -22,7 +22,7 @@ def query_positions(num_queries: int, num_keys: int, device: torch.device) -> Te
 
 
 def check_starts_form(starts: Tensor, like: Tensor) -> None:
-    """Type, shape and device; ``like`` is ``[B, Tq, ...]``. The values are checked by ``row_starts``."""
+    """Check type, shape and device; ``like`` is ``[B, Tq, ...]``. ``row_starts`` checks the values."""
     if not isinstance(starts, Tensor):
         raise UserError(f"starts is a {type(starts).__name__}; it must be an integer tensor")
     if starts.dtype not in INTEGERS:
@@ -41,11 +41,13 @@ def check_starts_form(starts: Tensor, like: Tensor) -> None:
 
 @torch.library.custom_op("hypermlp::row_starts", mutates_args=())
 def row_starts(starts: Tensor, num_queries: int, num_keys: int, max_slots: int) -> Tensor:
-    """First visible position of every query, int64 ``[B, Tq]``, from ``[B]`` or ``[B, Tq]``; raises on
-    impossible values.
+    """Return the first visible position of every query, int64 ``[B, Tq]``; raise on impossible values.
 
-    An operator of its own, so that the values are checked when the graph runs, under ``torch.compile`` too.
-    ``max_slots < 0`` means that any number of visible positions is fine.
+    This is an operator, so that the values are checked when the graph runs, under ``torch.compile`` too.
+
+    Args:
+        starts: ``[B]`` or ``[B, Tq]``.
+        max_slots: the most positions that a query may see; any number if negative.
     """
     positions = query_positions(num_queries, num_keys, starts.device)
     limits = torch.full_like(positions, num_keys) if starts.dim() == 1 else positions + 1
@@ -83,7 +85,7 @@ def _(starts: Tensor, num_queries: int, num_keys: int, max_slots: int) -> Tensor
 
 
 def raise_where(wrong: Tensor, what: str, allowed: str, values: Tensor) -> None:
-    """ValueError with the first of ``values`` at which ``wrong`` (of the same or a broadcast shape) holds."""
+    """Raise with the first of ``values`` at which ``wrong`` holds; its shape may be a broadcast one."""
     if isinstance(wrong, FakeTensor):  # has no contents
         return
     if wrong.device.type != "cpu":
@@ -96,7 +98,7 @@ def raise_where(wrong: Tensor, what: str, allowed: str, values: Tensor) -> None:
 
 
 def visible_keys(starts: Tensor | None, num_queries: int, num_keys: int, device: torch.device) -> Tensor:
-    """bool ``[B or 1, Tq, Tk]``: does the query see the key?"""
+    """Return whether each query sees each key, bool ``[B or 1, Tq, Tk]``."""
     position = query_positions(num_queries, num_keys, device)[None, :, None]
     key = torch.arange(num_keys, device=device)[None, None, :]
     visible = key <= position
@@ -106,7 +108,7 @@ def visible_keys(starts: Tensor | None, num_queries: int, num_keys: int, device:
 def slot_maps(
     layout: str, starts: Tensor | None, num_queries: int, num_keys: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """``key_of_slot`` and ``slot_of_key``, int64 ``[B or 1, Tq, Tk]``. Meaningful for visible keys.
+    """Return ``key_of_slot`` and ``slot_of_key``, int64 ``[B or 1, Tq, Tk]``. Meaningful for visible keys.
 
     Clamped elsewhere.
     """

@@ -69,16 +69,16 @@ class ScoreBlock:
             self._missing_slot = column > position - start
 
     def buffer_shape(self, heads: int) -> tuple[int, int, int]:
-        """``[H, B, cells]``"""
+        """Return ``[H, B, cells]``."""
         return heads, self.batch, self.rows * self.row_stride
 
     def ordinary(self, buffer: Tensor) -> Tensor:
-        """View ``[H * B, M, n]``: column j is key ``keys.start + j``."""
+        """Return the view ``[H * B, M, n]`` in which column j is key ``keys.start + j``."""
         padding = self.rows if self.skewed else 0
         return buffer.flatten(0, 1)[:, padding:].unflatten(1, (self.rows, self.columns))
 
     def aligned(self, buffer: Tensor) -> Tensor:
-        """``[H, B * M, n]``, one column per slot (newest last if skewed): a view wherever there is one."""
+        """Return ``[H, B * M, n]``, one column per slot (newest last if skewed); a view where possible."""
         if self._key_of_slot is not None:
             return self._gather(buffer, self._key_of_slot).masked_fill_(self._missing_slot, 0).flatten(1, 2)
         return buffer.view(buffer.shape[0], self.batch * self.rows, self.row_stride)[
@@ -86,14 +86,14 @@ class ScoreBlock:
         ]
 
     def store_aligned(self, buffer: Tensor, values: Tensor) -> None:
-        """Write back what ``aligned`` gave and the caller changed; a view is written already."""
+        """Write back values that ``aligned`` returned and the caller changed; a view needs nothing."""
         if self._key_of_slot is not None:
             buffer.copy_(self._gather(values, self._slot_of_key).flatten(2))
 
     def mask_(self, buffer: Tensor, value: float = 0.0, *, aligned_write: bool = False) -> Tensor:
-        """Fill every cell that is no visible key. After an aligned write the dropped cells need no care:
+        """Fill every cell that is no visible key.
 
-        it left them alone.
+        ``aligned_write``: the last write was through the aligned view, which leaves the dropped cells alone.
         """
         if self._hidden is not None:
             return buffer.masked_fill_(self._hidden, value)
