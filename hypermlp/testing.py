@@ -114,10 +114,11 @@ def assert_close(
     error = relative_error(actual, expected, floor=floor)
     if not error <= tolerance:
         raise AssertionError(f"{what}: relative error {error:.3g} exceeds {tolerance:.3g}")
-    rounding = 32 * torch.finfo(actual.dtype).eps if actual.is_floating_point() else 0.0
+    rounding = 256 * torch.finfo(actual.dtype).eps if actual.is_floating_point() else 0.0
     actual, expected = (x.detach().to("cpu", torch.float64) for x in (actual, expected))
     largest = max(expected.abs().max().item() if expected.numel() else 0.0, floor)
-    allowed = 1e3 * tolerance * expected.abs() + max(1e-3 * tolerance, rounding) * largest
+    smallest = max(1e-3 * tolerance * largest, rounding * max(largest, 1.0))
+    allowed = 1e3 * tolerance * expected.abs() + smallest
     wrong = (actual - expected).abs() > allowed
     if wrong.any():
         place = tuple(wrong.nonzero()[0].tolist())

@@ -19,6 +19,14 @@ def test_a_perturbed_value_fails(wrong):
         assert_close(wrong, X, tolerance=1e-5)
 
 
+def test_a_wrong_element_that_is_small_beside_others_fails():
+    expected = torch.tensor([[1.0, 2.0], [1e-5, 2e-5]], dtype=torch.float64)
+    wrong = expected + torch.tensor([[0.0, 0.0], [1e-11, 0.0]])
+    assert relative_error(wrong, expected) < 1e-10
+    with pytest.raises(AssertionError, match=r"1 elements are wrong, the first at \(1, 0\)"):
+        assert_close(wrong, expected, tolerance=1e-10)
+
+
 def test_nan_on_both_sides_fails():
     with pytest.raises(AssertionError, match="not finite"):
         assert_close(X * float("nan"), X * float("nan"), tolerance=1)
