@@ -1,20 +1,52 @@
-"""The README's code runs."""
+"""Every Python block of the README runs by itself and checks its own result."""
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
 README = Path(__file__).parents[1] / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
 
 
+def has_assertion(block: str) -> bool:
+    """Return whether the block contains an ``assert`` statement or calls ``torch.testing.assert_close``."""
+    return any(
+        isinstance(node, ast.Assert)
+        or (isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.testing.assert_close")
+        for node in ast.walk(ast.parse(block))
+    )
+
+
+def run(block: str) -> None:
+    """Execute the block in a fresh namespace."""
+    torch.manual_seed(0)
+    exec(compile(block, str(README), "exec"), {"__name__": "readme"})
+
+
 def test_the_readme_has_code():
-    assert len(BLOCKS) >= 2
+    assert len(BLOCKS) >= 4
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_readme_blocks_run(number):
-    names: dict[str, object] = {}
-    exec(compile("\n".join(BLOCKS[: number + 1]), str(README), "exec"), names)
-    assert names["y"].shape == names["x"].shape
+def test_block_runs_alone_and_asserts(number):
+    assert has_assertion(BLOCKS[number]), f"block {number} of README.md asserts nothing"
+    run(BLOCKS[number])
+
+
+def test_a_block_without_an_assertion_is_found():
+    assert not has_assertion("import torch\ny = torch.zeros(2)  # assert y.shape == (2,)")
+    assert has_assertion("with open('x') as file:\n    assert file")
+
+
+def test_blocks_share_no_names():
+    run("value = 1\nassert value == 1")
+    with pytest.raises(NameError, match="value"):
+        run("assert value == 1")
+
+
+def test_a_failing_assertion_is_reported():
+    with pytest.raises(AssertionError):
+        run("import torch\nassert torch.zeros(2).shape == (3,)")
