@@ -13,7 +13,8 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from hypermlp.cli import main
 from hypermlp.evals import local, suites
 from hypermlp.evals.checkpoint import CheckpointLM
-from hypermlp.evals.run import evaluate, table
+from hypermlp.evals.run import evaluate, quiet
+from hypermlp.evals.table import score_table
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
 from hypermlp.train.tokenization import build_tokenizer, save_tokenizer
 
@@ -96,7 +97,7 @@ def test_several_side_by_side_with_a_record(checkpoints, tmp_path, capsys):
     assert written["kind"] == "eval"
     assert [row["checkpoint"] for row in written["results"]] == folders
     assert "RULER is left out" in printed
-    assert table(written["results"]) in printed
+    assert score_table(written["results"]).markdown() in printed
     assert "| average rank |" in printed
 
 
