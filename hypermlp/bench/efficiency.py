@@ -20,6 +20,10 @@ def _published(key: str) -> Callable[[Row], str]:
     return lambda row: "" if row[key] is None else f"{row[key]:.2f}"
 
 
+def _mebibytes(key: str) -> Callable[[Row], str]:
+    return lambda row: f"{row[key] / 2**20:,.0f}"
+
+
 COUNTED: Columns = [
     ("mixer", "{mixer}"),
     ("forward, MFLOPs/token", "{true_fwd_mflops_per_token:.2f}"),
@@ -32,32 +36,23 @@ COUNTED: Columns = [
     ("training in all", "{true_train_tflops:.3f}"),
     ("profiler's", "{train_tflops:.3f}"),
 ]
+PASSES = (("forward", "fwd"), ("training", "train"))  # title, prefix of the keys
 TIMED: Columns = [
-    ("forward, s", "{fwd_seconds:.3f}"),
-    ("training, s", "{train_seconds:.3f}"),
-    ("forward, tokens/s", "{fwd_tokens_per_second:,.0f}"),
-    ("training, tokens/s", "{train_tokens_per_second:,.0f}"),
-    ("forward, MiB", lambda row: f"{row['fwd_peak_bytes'] / 2**20:,.0f}"),
-    ("training, MiB", lambda row: f"{row['train_peak_bytes'] / 2**20:,.0f}"),
+    *((f"{title}, s", f"{{{prefix}_seconds:.3f}}") for title, prefix in PASSES),
+    *((f"{title}, tokens/s", f"{{{prefix}_tokens_per_second:,.0f}}") for title, prefix in PASSES),
+    *((f"{title}, MiB", _mebibytes(f"{prefix}_peak_bytes")) for title, prefix in PASSES),
 ]
 
 
 def table(rows: list[Row]) -> Table:
     """Return the table; without times and memory unless every row has them."""
-    timed = all("fwd_seconds" in row for row in rows)
-    return Table.of(rows, [*COUNTED, *TIMED] if timed else COUNTED)
+    return Table.of(rows, [*COUNTED, *TIMED] if all("fwd_seconds" in row for row in rows) else COUNTED)
 
 
 def body_config(mixer: str, *, hidden: int, layers: int, length: int) -> HyperMLPConfig:
     """Return the configuration of the GPT-2 body with this mixer."""
-    return HyperMLPConfig(
-        mixer=mixer,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        max_position_embeddings=length,
-        vocab_size=VOCAB_SIZE,
-        learned_positions=True,
-    )
+    shape: Any = {"hidden_size": hidden, "num_hidden_layers": layers, "max_position_embeddings": length}
+    return HyperMLPConfig(mixer=mixer, vocab_size=VOCAB_SIZE, learned_positions=True, **shape)
 
 
 def count(mixer: str, config: HyperMLPConfig, batch: int) -> Row:

@@ -46,8 +46,11 @@ def throughput(
     recipes: Mapping[str, Recipe], prepared: PreparedData, *, rounds: int, seconds: float
 ) -> list[Row]:
     """Return a row for each recipe: milliseconds of a training step, and tokens per second."""
-    steps = {name: training_step(recipe, prepared) for name, recipe in recipes.items()}
-    times = interleaved_medians(steps, rounds=rounds, seconds=seconds)
+    times = interleaved_medians(
+        {name: training_step(recipe, prepared) for name, recipe in recipes.items()},
+        rounds=rounds,
+        seconds=seconds,
+    )
     return [
         {"mixer": name, "ms": 1000 * time, "tokens_per_second": step_tokens(recipes[name]) / time}
         for name, time in times.items()
@@ -61,15 +64,13 @@ def throughput_table(rows: list[Row]) -> Table:
         ratio = rows[0]["tokens_per_second"] / row["tokens_per_second"]
         return "" if row is rows[0] else f"{ratio:.2f} times as fast"
 
-    return Table.of(
-        rows,
-        [
-            ("mixer", "{mixer}"),
-            ("ms per step", "{ms:.0f}"),
-            ("tokens/s", "{tokens_per_second:,.0f}"),
-            ("ours trains", compared),
-        ],
-    )
+    columns: Columns = [
+        ("mixer", "{mixer}"),
+        ("ms per step", "{ms:.0f}"),
+        ("tokens/s", "{tokens_per_second:,.0f}"),
+        ("ours trains", compared),
+    ]
+    return Table.of(rows, columns)
 
 
 def costs(recipes: Mapping[str, Recipe], prepared: PreparedData, *, rounds: int, seconds: float) -> list[Row]:
@@ -150,8 +151,9 @@ def _forward(model: HyperMLPForCausalLM, recipe: Recipe) -> Work:
 def _layer(model: HyperMLPForCausalLM, recipe: Recipe) -> Work:
     """Return the forward and backward pass of one mixer alone."""
     layer = copy.deepcopy(model.model.layers[0].mixer).train()
-    shape = (recipe.training.micro_batch, recipe.data.context, model.config.hidden_size)
-    x = torch.randn(shape, requires_grad=True)
+    x = torch.randn(
+        recipe.training.micro_batch, recipe.data.context, model.config.hidden_size, requires_grad=True
+    )
     return lambda: layer(x).sum().backward()
 
 

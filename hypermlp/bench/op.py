@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -130,8 +130,10 @@ class OpBench:
     ):
         self.label, self.case, self.backend = label, case, backend
         self.rounds, self.seconds = rounds, seconds
-        heads = softmax_heads or [h for h in SOFTMAX_HEADS if case.hidden % h == 0] or [1]
-        self.softmax = {h: SoftmaxAttention(case.hidden, h) for h in heads}
+        self.softmax = {
+            heads: SoftmaxAttention(case.hidden, heads)
+            for heads in softmax_heads or [h for h in SOFTMAX_HEADS if case.hidden % h == 0] or [1]
+        }
         self.x = torch.randn(case.batch, case.length, case.hidden)
 
     def rows(self) -> list[Row]:
@@ -147,28 +149,20 @@ class OpBench:
 
     def _core(self) -> list[Row]:
         case, config = self.case, self._mixer(self.case.length).config
-        inputs = op_inputs(
-            batch=case.batch,
-            queries=case.length,
-            heads=config.num_heads,
-            qk_dim=config.qk_dim,
-            vo_dim=config.vo_dim,
-            rank=config.rank,
-            activation=config.activation,
-            mixes=("1" if config.mix1 else "") + ("2" if config.mix2 else ""),
-            dtype=torch.float32,
-        ).requires_grad()
-        activation, layout = config.activation, config.layout
-        attend = partial(hyper_attention, *inputs, activation=activation, layout=layout, backend=self.backend)
+        shape: Any = {"batch": case.batch, "queries": case.length, "heads": config.num_heads}
+        shape |= {name: getattr(config, name) for name in ("qk_dim", "vo_dim", "rank", "activation")}
+        mixes = ("1" if config.mix1 else "") + ("2" if config.mix2 else "")
+        inputs = op_inputs(**shape, mixes=mixes, dtype=torch.float32).requires_grad()
+        settings: Any = {"activation": config.activation, "layout": config.layout}
+        attend = partial(hyper_attention, *inputs, **settings, backend=self.backend)
 
         def attention(heads: int) -> Computation:
             shape = (case.batch, heads, case.length, case.hidden // heads)
             q, k, v = (torch.randn(shape, requires_grad=True) for _ in range(3))
             return Computation(partial(F.scaled_dot_product_attention, q, k, v, is_causal=True), [q, k, v])
 
-        flops = case.batch * core_flops(config, case.length)
-        softmax = {heads: attention(heads) for heads in self.softmax}
-        return self._two_rows("core", Computation(attend, inputs.tensors()), softmax, flops)
+        ours, softmax = Computation(attend, inputs.tensors()), {h: attention(h) for h in self.softmax}
+        return self._two_rows("core", ours, softmax, case.batch * core_flops(config, case.length))
 
     def _layer(self) -> list[Row]:
         x, mixer = self.x.clone().requires_grad_(), self._mixer(self.case.length)
@@ -176,8 +170,8 @@ class OpBench:
         def computation(module: nn.Module) -> Computation:
             return Computation(partial(module, x), [x, *module.parameters()])
 
-        flops = self.case.batch * forward_flops(mixer.config, self.case.length)
         softmax = {heads: computation(module) for heads, module in self.softmax.items()}
+        flops = self.case.batch * forward_flops(mixer.config, self.case.length)
         return self._two_rows("layer", computation(mixer), softmax, flops)
 
     def _two_rows(
@@ -206,8 +200,8 @@ class OpBench:
     def _row(self, what: str, ours: Work, softmax: Mapping[int, Work], flops: int | None) -> Row:
         """Return the row of one measurement: milliseconds, MiB, and the ratio to the faster head count."""
         a, b, out = (torch.randn(GEMM_SIZE, GEMM_SIZE) for _ in range(3))  # for the machine's best rate
-        works = {"ours": ours, "gemm": lambda: torch.mm(a, b, out=out)}
-        works |= {str(heads): work for heads, work in softmax.items()}
+        works = {str(heads): work for heads, work in softmax.items()}
+        works |= {"ours": ours, "gemm": lambda: torch.mm(a, b, out=out)}
         seconds = interleaved_medians(works, rounds=self.rounds, seconds=self.seconds)
         fastest = min(softmax, key=lambda heads: seconds[str(heads)])
         gemm_rate = 2 * GEMM_SIZE**3 / seconds["gemm"]

@@ -46,14 +46,12 @@ class OpCommand:
             action="store_true",
             help="many sizes instead of one: lengths, widths, threads, decoding",
         )
-        shared.add_timing(parser, rounds=15, seconds=20)
-        shared.add_json(parser)
+        shared.add_measuring(parser, rounds=15, seconds=20)
 
     @staticmethod
     def main(args: argparse.Namespace) -> None:
         shared.require_at_least(args, batch=1, length=2, hidden=1, threads=1)
-        shared.require_timing(args, rounds=1)
-        shared.require_writable(args.json)
+        shared.require_measuring(args, rounds=1)
         if args.softmax_heads and args.sweep:
             raise UserError("--softmax-heads does not go with --sweep, which has many widths; drop one")
         for heads in args.softmax_heads or []:
@@ -71,11 +69,17 @@ class OpCommand:
         )
         for backend in backends:
             print(f"{backend}: {check_backend(backend)} cases equal the reference", flush=True)
-        limits = {"softmax_heads": args.softmax_heads, "rounds": args.rounds, "seconds": args.seconds}
         rows = []
         for done, (case, backend) in enumerate(itertools.product(cases, backends), 1):
             torch.set_num_threads(case.threads)
-            rows += op.OpBench(args.label, case, backend, **limits).rows()
+            rows += op.OpBench(
+                args.label,
+                case,
+                backend,
+                softmax_heads=args.softmax_heads,
+                rounds=args.rounds,
+                seconds=args.seconds,
+            ).rows()
             if args.sweep:
                 print(
                     f"{done} of {len(cases) * len(backends)}: {backend} {case}", file=sys.stderr, flush=True
@@ -117,17 +121,22 @@ class TableCommand:
             default=device,
             help=f"default here: {device}; cuda compiles the model, in bfloat16",
         )
-        shared.add_timing(parser, rounds=20, seconds=300)
-        shared.add_json(parser, "write the results to a record; - with --count-only: print the rows as JSON")
+        shared.add_measuring(
+            parser,
+            rounds=20,
+            seconds=300,
+            json_help="write the results to a record; - with --count-only: print the rows as JSON",
+        )
 
     @staticmethod
     def main(args: argparse.Namespace) -> None:
         print_json = args.json == "-" and args.count_only
+        if print_json:
+            args.json = None
         if args.batch is None:
             args.batch = 8 if args.device == "cuda" or args.count_only else 1
         shared.require_at_least(args, batch=1, **dict.fromkeys(SETTING, 1))
-        shared.require_timing(args, rounds=3)
-        shared.require_writable(None if print_json else args.json)
+        shared.require_measuring(args, rounds=3)
         if args.device == "cuda" and not torch.cuda.is_available() and not args.count_only:
             raise UserError("--device is cuda, but there is no GPU; use --device cpu or --count-only")
         setting = {name: getattr(args, name) for name in SETTING}
@@ -140,15 +149,16 @@ class TableCommand:
         if not args.count_only:
             passes = (args.rounds + WARMUPS) * len(configs)
             print(
-                f"counted; now at most {passes} forward and as many training passes on {args.device}, "
-                f"{args.seconds:.0f} s of each kind after the third round",
+                f"counted; now at most {passes} passes of each kind on {args.device}, "
+                f"{args.seconds:.0f} s beyond the first three rounds",
                 flush=True,
             )
             measured = efficiency.measure(configs, **timing)
             rows = [row | measured[row["mixer"]] for row in rows]
         print(efficiency.table(rows).markdown())
-        settings = {**setting, **timing, "count_only": args.count_only}
-        shared.save_record(args.json, "bench-table", settings, rows)
+        shared.save_record(
+            args.json, "bench-table", {**setting, **timing, "count_only": args.count_only}, rows
+        )
 
 
 class LmCommand:
@@ -180,13 +190,11 @@ class LmCommand:
             metavar="HEADS",
             help="head counts of the softmax labels (default: 2 4)",
         )
-        shared.add_timing(parser, rounds=30, seconds=90)
-        shared.add_json(parser)
+        shared.add_measuring(parser, rounds=30, seconds=90)
 
     @staticmethod
     def main(args: argparse.Namespace) -> None:
-        shared.require_timing(args, rounds=3)
-        shared.require_writable(args.json)
+        shared.require_measuring(args, rounds=3)
         recipe = load_recipe(args.recipe, args.set)
         if args.mixer:
             kind, measure, table = "bench-mixers", lm.costs, lm.cost_table
@@ -211,10 +219,9 @@ def _with_mixer(args: argparse.Namespace, mixer: str, *changes: str) -> Recipe:
 
 def _rival_recipes(args: argparse.Namespace, recipe: Recipe) -> dict[str, Recipe]:
     """Return the recipe itself, then the same with softmax attention."""
-    rivals = itertools.product(args.rivals, args.rival_heads)
     return {str(recipe.model.get("mixer", "G-cg-q-12o")): recipe} | {
         f"{label}, {heads} heads": _with_mixer(args, label, f"model.num_heads={heads}")
-        for label, heads in rivals
+        for label, heads in itertools.product(args.rivals, args.rival_heads)
     }
 
 

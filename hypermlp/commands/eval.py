@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
-from hypermlp.commands.shared import add_json, require_at_least, require_writable
+from hypermlp.commands.shared import require_at_least, require_writable, save_record
 from hypermlp.errors import UserError
-from hypermlp.evals import suites
+from hypermlp.evals import run, suites
 from hypermlp.evals.table import score_table
-from hypermlp.reporting.records import new_record, write_record
 from hypermlp.train.sample import model_folder
 
 
@@ -41,19 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-length", type=int, help="context in tokens (default: the model's)")
     parser.add_argument("--limit", type=int, help="only so many questions of each task, for a trial")
     parser.add_argument("--device", default=device, help=f"default here: {device}")
-    add_json(parser)
+    parser.add_argument("--json", metavar="FILE", help="write the scores to a record")
 
 
 def main(args: argparse.Namespace) -> None:
     try:
-        import lm_eval  # noqa: F401
+        from hypermlp.evals.checkpoint import check_device
     except ImportError as error:
         raise UserError(
             f"evaluation needs lm-evaluation-harness: pip install 'hypermlp[eval]' ({error})"
         ) from error
-    from hypermlp.evals import run
-    from hypermlp.evals.checkpoint import check_device
-
     # Bound to today's standard output: the harness's own output is redirected while it runs.
     tell = partial(print, file=sys.stdout, flush=True)
     require_at_least(args, batch=1, max_length=1, limit=1)
@@ -78,10 +74,8 @@ def main(args: argparse.Namespace) -> None:
     try:
         for checkpoint in args.checkpoints:
             rows.append(run.evaluate(checkpoint, args.suite, **settings, tell=tell))
-            if args.json:  # after each checkpoint, so that a failure loses none
-                write_record(args.json, new_record("eval", {"suite": args.suite, **settings}, rows))
+            # after each checkpoint, so that a failure loses none
+            save_record(args.json, "eval", {"suite": args.suite, **settings}, rows)
     finally:  # also after a failure, with the checkpoints before it
         if rows:
             print(score_table(rows).markdown())
-            if args.json:
-                print(f"record: {args.json}")

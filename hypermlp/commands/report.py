@@ -50,11 +50,9 @@ def _mad_table(records: Records) -> Table:
 
 def _mad_grid(record: Record) -> str:
     """Return the grid of a record, or its settings if they were changed by hand, as the key to average by."""
-    settings = record.content["settings"]
-    cell = read_cell(settings)
-    grid = grid_of(cell)
-    if grid:
-        return f"{record.folder}, {grid} grid"
+    settings, cell = record.content["settings"], read_cell(record.content["settings"])
+    if grid_of(cell):
+        return f"{record.folder}, {grid_of(cell)} grid"
     changed = settings["settings"] | settings["training"] | {"width": cell.width, "seed": cell.seed}
     given = (f"{name} {value}" for name, value in changed.items() if value is not None)
     return f"{record.folder}, {', '.join(given)}"
@@ -80,18 +78,14 @@ def _study_table(records: Records) -> Table:
 def _study_recipe(record: Record) -> str:
     """Return the recipe without the mixer and the seed: what the rows of one table have in common."""
     recipe = record.content["settings"]["recipe"]
-    common = {key: dict(recipe[key]) for key in ("model", "data", "training")}
-    common["model"].pop("mixer", None)
-    common["training"].pop("seed", None)
-    return f"{record.folder} {json.dumps(common, sort_keys=True)}"
+    settings = {**recipe["model"], **recipe["data"], **recipe["training"], "mixer": None, "seed": None}
+    return f"{record.folder} {json.dumps(settings, sort_keys=True)}"
 
 
 def _study_about(records: Records) -> str:
     recipe = records[0].content["settings"]["recipe"]
-    model, training = recipe["model"], recipe["training"]
-    shape = f"{model['num_hidden_layers']} layers of width {model['hidden_size']}"
-    steps = f"{training['steps']} steps, learning rate {training['learning_rate']:g}"
-    return f"{records[0].folder}: {shape}, {steps}"
+    about = "{num_hidden_layers} layers of width {hidden_size}, {steps} steps, learning rate {learning_rate}"
+    return f"{records[0].folder}: {about.format_map(recipe['model'] | recipe['training'])}"
 
 
 KINDS = {

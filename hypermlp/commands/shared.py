@@ -8,13 +8,14 @@ from hypermlp.errors import UserError
 from hypermlp.reporting.records import check_writable, new_record, write_record
 
 
-def add_json(parser: argparse.ArgumentParser, help: str = "write the results to a record") -> None:
-    """Add ``--json``: call ``require_writable`` before the work and ``save_record`` after it."""
-    parser.add_argument("--json", metavar="FILE", help=help)
-
-
-def add_timing(parser: argparse.ArgumentParser, *, rounds: int, seconds: float) -> None:
-    """Add ``--rounds`` and ``--seconds`` with these defaults."""
+def add_measuring(
+    parser: argparse.ArgumentParser,
+    *,
+    rounds: int,
+    seconds: float,
+    json_help: str = "write the results to a record",
+) -> None:
+    """Add ``--rounds`` and ``--seconds`` with these defaults, and ``--json``."""
     parser.add_argument(
         "--rounds", type=int, default=rounds, help=f"time each work at most so often (default: {rounds})"
     )
@@ -24,6 +25,7 @@ def add_timing(parser: argparse.ArgumentParser, *, rounds: int, seconds: float) 
         default=seconds,
         help=f"stop a series of rounds after so many seconds (default: {seconds:g})",
     )
+    parser.add_argument("--json", metavar="FILE", help=json_help)
 
 
 def require_at_least(args: argparse.Namespace, **minimums: int) -> None:
@@ -34,11 +36,12 @@ def require_at_least(args: argparse.Namespace, **minimums: int) -> None:
             raise UserError(f"--{name.replace('_', '-')} is {value}; it must be at least {minimum}")
 
 
-def require_timing(args: argparse.Namespace, *, rounds: int) -> None:
-    """Raise UserError if ``--rounds`` is below the minimum ``rounds``, or ``--seconds`` is no duration."""
+def require_measuring(args: argparse.Namespace, *, rounds: int) -> None:
+    """Check the arguments of ``add_measuring``, with ``rounds`` as the minimum of ``--rounds``."""
     require_at_least(args, rounds=rounds)
     if not 0 < args.seconds < math.inf:
         raise UserError(f"--seconds is {args.seconds}; it must be positive and finite")
+    require_writable(args.json)
 
 
 def require_writable(path: str | None) -> None:

@@ -51,8 +51,7 @@ def mixer_count(config: Config, length: int) -> Count:
     if isinstance(config, SoftmaxNaiveConfig):
         return _naive(config, length)
     if isinstance(config, SoftmaxConfig):
-        projections = 2 * 4 * config.hidden_size**2  # the fused kernel counts nothing
-        return Count(projections, 3 * projections)
+        return Count(8 * config.hidden_size**2, 3 * 8 * config.hidden_size**2)  # the projections alone
     if isinstance(config, MixerConfig) and config.activation != "softmax":
         return _row_blocks(config, length)
     return profiled(config, length)
@@ -93,9 +92,11 @@ def profiled(config: Config, length: int) -> Count:
     """Return what the profiler counts for the layer of ``config``."""
     layer = layer_of(config)
     x = torch.zeros(1, length, config.hidden_size, requires_grad=True)
-    forward = flops_seen(torch.no_grad()(lambda: layer(x)))
-    train = flops_seen(lambda: torch.autograd.backward(layer(x), torch.ones_like(x)))
-    return Count(forward / length, train / length)
+    works = (
+        torch.no_grad()(lambda: layer(x)),
+        lambda: torch.autograd.backward(layer(x), torch.ones_like(x)),
+    )
+    return Count(*(flops_seen(work) / length for work in works))
 
 
 def flops_seen(work: Callable[[], object]) -> float:

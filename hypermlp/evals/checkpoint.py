@@ -36,34 +36,32 @@ class CheckpointLM(HFLM):  # type: ignore[misc]
 
     def _check(self) -> None:
         """Raise UserError for what the harness would report badly, or not at all."""
-        if self.tokenizer.bos_token_id is None and self.tokenizer.eos_token_id is None:
-            raise UserError(
-                "its tokenizer has no bos_token and no eos_token to begin a text with; set one and save it"
-            )
+        tokenizer, given = self.tokenizer, self.max_length
         rows = self.model.get_input_embeddings().weight.shape[0]
-        if len(self.tokenizer) > rows:
-            raise UserError(
-                f"its tokenizer has {len(self.tokenizer)} tokens, its model {rows}; save the model's own one"
-            )
-        context = getattr(self.model.config, "max_position_embeddings", None)
-        if context is not None and self.max_length > context:
-            raise UserError(
-                f"--max-length is {self.max_length}; the model's context is {context}, use at most that"
-            )
-        if self.max_length < LEAST_CONTEXT:
-            raise UserError(
-                f"its context, or --max-length, is {self.max_length}; "
-                f"questions need {LEAST_CONTEXT} tokens at least"
-            )
+        context = getattr(self.model.config, "max_position_embeddings", None) or given
+        problems = {
+            "its tokenizer has no bos_token and no eos_token to begin a text with; set one and save it": (
+                tokenizer.bos_token_id is None and tokenizer.eos_token_id is None
+            ),
+            f"its tokenizer has {len(tokenizer)} tokens, its model {rows}; save it with its own tokenizer": (
+                len(tokenizer) > rows
+            ),
+            f"--max-length is {given}; the model's context is {context}, use at most that": given > context,
+            f"its context, or --max-length, is {given}; questions need {LEAST_CONTEXT} tokens at least": (
+                given < LEAST_CONTEXT
+            ),
+        }
+        for problem, found in problems.items():
+            if found:
+                raise UserError(problem)
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihoods of whole texts, without special tokens that the tokenizer would add."""
         kept, self.add_bos_token = self.add_bos_token, False
         try:
-            found: list[float] = super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
+            return super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
         finally:
             self.add_bos_token = kept
-        return found
 
 
 def check_device(name: str) -> None:

@@ -5,6 +5,7 @@ registers the model ``hypermlp`` with the harness.
 """
 
 from functools import cache
+from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,9 @@ SEED = 20261
 
 def text(**_: Any) -> dict[str, Dataset]:
     """Return every held-out document, cut into pieces."""
-    pieces = [document[i : i + PIECE] for document in _held_out() for i in range(0, len(document), PIECE)]
-    return _test_split([{"text": piece} for piece in pieces])
+    return _test_split(
+        [{"text": text[i : i + PIECE]} for text in _held_out() for i in range(0, len(text), PIECE)]
+    )
 
 
 def continuations(**_: Any) -> dict[str, Dataset]:
@@ -45,8 +47,8 @@ def continuations(**_: Any) -> dict[str, Dataset]:
             end = int(generator.integers(CONTEXT, lengths[document] - CONTINUATION))
             drawn.append((whole[document][end - CONTEXT : end], whole[document][end : end + CONTINUATION]))
         label = int(generator.integers(CHOICES))
-        choices = [continuation for _context, continuation in drawn]
-        questions.append({"context": drawn[label][0], "choices": choices, "label": label})
+        contexts, choices = zip(*drawn, strict=True)
+        questions.append({"context": contexts[label], "choices": choices, "label": label})
     return _test_split(questions)
 
 
@@ -61,14 +63,10 @@ def recall(**_: Any) -> dict[str, Dataset]:
     for example, wanted in zip(inputs.tolist(), targets.tolist(), strict=True):
         last = max(place for place, target in enumerate(wanted) if target != mad.IGNORED)
         pairs = zip(example[:last:2], example[1:last:2], strict=True)
-        lines = [f"{_letter(key)} = {value - half}\n" for key, value in pairs]
-        context = "".join(lines) + f"{_letter(example[last])} ="
+        lines = [f"{ascii_lowercase[key]} = {value - half}\n" for key, value in pairs]
+        context = f"{''.join(lines)}{ascii_lowercase[example[last]]} ="
         questions.append({"context": context, "choices": choices, "label": wanted[last] - half})
     return _test_split(questions)
-
-
-def _letter(key: int) -> str:
-    return chr(ord("a") + key)
 
 
 @cache

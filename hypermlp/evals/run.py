@@ -16,9 +16,6 @@ from hypermlp.evals import suites
 from hypermlp.evals.suites import Column
 
 SEED = 1234  # of few-shot examples: the harness's own default
-BOOTSTRAPS = 100  # resamples for the standard errors of metrics that are not means
-
-Scores = dict[str, dict[str, Any]]  # title of a column -> value, error, questions
 
 
 def evaluate(
@@ -51,19 +48,18 @@ def evaluate(
         tasks = suites.load_tasks(wanted, tokenizer=lm.tokenizer.name_or_path, context=context, tell=tell)
     tell(f"{checkpoint}: {len(tasks)} tasks, context {context}")
     if suite == "local" and suites.ruler_length(context) is None:
-        shortest = suites.RULER_LENGTHS[0]
-        tell(f"{checkpoint}: RULER is left out, because it needs a context of at least {shortest} tokens")
+        tell(f"{checkpoint}: RULER is left out, it needs a context of {suites.RULER_LENGTHS[0]} tokens")
     began = time.monotonic()
-    scores: Scores = {}
+    scores: dict[str, dict[str, Any]] = {}
     for number, (name, loaded) in enumerate(tasks.items(), 1):
         columns = [column for column in wanted if column.task == name]
         with quiet():
-            _prepare(loaded, columns[0].shots)
-            found = lm_eval.evaluate(lm, loaded, limit=limit, bootstrap_iters=BOOTSTRAPS, log_samples=False)
+            prepare_tasks(loaded, columns[0].shots)
+            found = lm_eval.evaluate(lm, loaded, limit=limit, bootstrap_iters=100, log_samples=False)
         for column in columns:
             score = scores[column.title] = _score(found, column)
-            seconds = time.monotonic() - began
-            tell(f"{checkpoint}: {number}/{len(tasks)}, {column.title} {score['value']:.4g}, {seconds:.0f} s")
+            progress = f"{checkpoint}: {number}/{len(tasks)}, {time.monotonic() - began:.0f} s"
+            tell(f"{progress}, {column.title} {score['value']:.4g}")
     return {
         "checkpoint": checkpoint,
         "parameters": sum(parameter.numel() for parameter in lm.model.parameters()),
@@ -85,7 +81,7 @@ def _load(checkpoint: str, **settings: Any) -> Any:
         raise UserError(f"{checkpoint}{where} cannot be evaluated: {reason}") from error
 
 
-def _prepare(loaded: dict[str, Any], shots: int) -> None:
+def prepare_tasks(loaded: dict[str, Any], shots: int) -> None:
     """Set the few-shot examples of tasks, by the rules of ``lm_eval.simple_evaluate``.
 
     That function cannot be used: for each task it also runs git, which prints errors outside a repository,

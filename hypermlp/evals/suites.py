@@ -12,6 +12,8 @@ RULER = ("niah_single_1", "niah_multikey_2", "ruler_fwe")  # the tasks that gene
 # These generate their own data too, but with a small vocabulary the harness never finishes generating it.
 RULER_WORDS = ("ruler_vt", "ruler_cwe")
 SMALL_VOCABULARY = 10_000
+HOW_TO_GET = """to install the packages: pip install 'lm_eval[hf,math,ifeval]' wonderwords
+to download the data into Hugging Face's cache, with a network: hypermlp eval --fetch --suite paper"""
 
 
 class Column(NamedTuple):
@@ -48,7 +50,7 @@ PAPER = (  # the paper's table; its printed values are in hypermlp/paper/evaluat
     Column("OBQA", "openbookqa", 0, "acc_norm"),
     Column("SciQ", "sciq", 0, "acc_norm"),
 )
-SUITES = ("local", "paper")
+SUITES = {"local": LOCAL, "paper": PAPER}
 
 
 def ruler_length(context: int) -> int | None:
@@ -58,11 +60,9 @@ def ruler_length(context: int) -> int | None:
 
 def columns(suite: str, *, context: int, vocab_size: int) -> tuple[Column, ...]:
     """Return the columns of a suite that a model with this context and vocabulary can be evaluated on."""
-    if suite == "paper":
-        return PAPER
     ruler = ruler_length(context)
-    if ruler is None:
-        return LOCAL
+    if suite == "paper" or ruler is None:
+        return SUITES[suite]
     tasks = RULER if vocab_size < SMALL_VOCABULARY else RULER + RULER_WORDS
     return LOCAL + tuple(
         Column(f"{task.removeprefix('ruler_')}, {ruler} tokens", task, 0, str(ruler)) for task in tasks
@@ -79,11 +79,12 @@ def load_tasks(
     """
     import lm_eval.tasks
 
-    metadata = {"tokenizer": tokenizer, "max_seq_lengths": [ruler_length(context)]}
     local = [str(TASKS), str(Path(lm_eval.tasks.__file__).parent / "ruler")]
     # Without a network the index of all of the harness's tasks is not needed, and it takes long.
     include = {} if wanted == PAPER else {"include_path": local, "include_defaults": False}
-    manager = lm_eval.tasks.TaskManager(**include, metadata=metadata)
+    manager = lm_eval.tasks.TaskManager(
+        **include, metadata={"tokenizer": tokenizer, "max_seq_lengths": [ruler_length(context)]}
+    )
     tasks: dict[str, Any] = {}
     missing: dict[str, Exception] = {}
     for name in dict.fromkeys(column.task for column in wanted):
@@ -94,18 +95,7 @@ def load_tasks(
         if wanted == PAPER:  # downloads take long, and so do attempts without a network
             tell(f"{name}: {'missing' if name in missing else 'ready'}")
     if missing:
-        raise UserError(_how_to_get(missing))
+        reasons = [f"  {name}: {str(error).splitlines()[0]}" for name, error in missing.items()]
+        summary = "nothing was run, because data or packages are missing:"
+        raise UserError("\n".join([summary, *reasons, HOW_TO_GET]))
     return tasks
-
-
-def _how_to_get(missing: dict[str, Exception]) -> str:
-    lines = ["nothing was run, because data or packages are missing:"]
-    lines += [f"  {name}: {str(error).splitlines()[0]}" for name, error in missing.items()]
-    if any(isinstance(error, ImportError) for error in missing.values()):
-        lines.append("install the packages: pip install 'lm_eval[hf,math,ifeval]' wonderwords")
-    if any(isinstance(error, OSError) for error in missing.values()):
-        lines.append(
-            "download the data once, where there is a network: hypermlp eval --fetch --suite paper; "
-            "it stays in Hugging Face's cache"
-        )
-    return "\n".join(lines)

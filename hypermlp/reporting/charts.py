@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 
+import numpy as np
+
 WIDTH, HEIGHT = 480, 320  # units of the drawing, chosen so that text stays readable on a phone
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 40  # margins around the plot
 DOT = 5.5  # radius
@@ -52,15 +54,15 @@ def line_chart(series: Sequence[Series], *, x: str, y: str) -> str:
 
 def scatter_chart(points: Sequence[Point], *, x: str, y: str) -> str:
     """Return an SVG of points. Outliers are drawn hollow at the edge, so that the others keep their room."""
-    x_bounds = _bounds(_without_outliers([p.x for p in points]))
-    y_bounds = _bounds(_without_outliers([p.y for p in points]))
+    x_min, x_max = x_bounds = _bounds(_without_outliers([p.x for p in points]))
+    y_min, y_max = y_bounds = _bounds(_without_outliers([p.y for p in points]))
     frame, across, down = _frame(x_bounds, y_bounds, x, y)
     dots, names = [], []
     for p in points:
-        a, b = _clamped(p.x, x_bounds), _clamped(p.y, y_bounds)
-        kind = f"dot {p.group}" if (a, b) == (p.x, p.y) else f"dot {p.group} outside"
-        dots.append(_element("circle", kind=kind, tip=p.tip, cx=across(a), cy=down(b), r=DOT))
-        names.append(_text("name", across(a) + 9, down(b) + 4, p.name, "start"))
+        inside = x_min <= p.x <= x_max and y_min <= p.y <= y_max
+        kind = f"dot {p.group}" if inside else f"dot {p.group} outside"
+        dots.append(_element("circle", kind=kind, tip=p.tip, cx=across(p.x), cy=down(p.y), r=DOT))
+        names.append(_text("name", across(p.x) + 9, down(p.y) + 4, p.name))
     return _svg([*frame, *names, *dots], f"{y} against {x}")
 
 
@@ -80,11 +82,10 @@ def interval_chart(rows: Sequence[tuple[str, float, float, float]], *, x: str, b
     ]
     for index, (name, value, low, high) in enumerate(rows):
         y = ROW * index + 25
-        x1, x2 = across(_clamped(low, bounds)), across(_clamped(high, bounds))
         drawn = [
-            _element("line", kind="bar", x1=x1, x2=x2, y1=y, y2=y),
+            _element("line", kind="bar", x1=across(low), x2=across(high), y1=y, y2=y),
             _element("circle", kind="dot", cx=across(value), cy=y, r=DOT),
-            _text("label", 12, y - 12, name, "start"),
+            _text("label", 12, y - 12, name),
         ]
         tip = f"{name}: {value:+.3f}, 95 % interval {low:+.3f} to {high:+.3f}"
         body.append(_element("g", *drawn, kind="interval", tip=tip))
@@ -109,10 +110,6 @@ def _bounds(values: Sequence[float]) -> Bounds:
     return low - margin, high + margin
 
 
-def _clamped(value: float, bounds: Bounds) -> float:
-    return min(max(value, bounds[0]), bounds[1])
-
-
 def _without_outliers(values: Sequence[float]) -> Sequence[float]:
     """Return the values within three interquartile ranges of the middle half."""
     if len(values) < 4:
@@ -123,9 +120,8 @@ def _without_outliers(values: Sequence[float]) -> Sequence[float]:
 
 
 def _scale(bounds: Bounds, place: Bounds) -> Scale:
-    """Return the linear map from ``bounds`` to ``place``."""
-    (low, high), (begin, end) = bounds, place
-    return lambda value: begin + (value - low) / (high - low) * (end - begin)
+    """Return the linear map from ``bounds`` to ``place``; values outside go to the nearer end."""
+    return lambda value: float(np.interp(value, bounds, place))
 
 
 def _frame(x_bounds: Bounds, y_bounds: Bounds, x: str, y: str) -> tuple[list[str], Scale, Scale]:
@@ -136,28 +132,28 @@ def _frame(x_bounds: Bounds, y_bounds: Bounds, x: str, y: str) -> tuple[list[str
     drawn = [
         *(_text("tick", across(tick), bottom + 16, f"{tick:g}") for tick in ticks(*x_bounds)),
         *(_element("line", kind="grid", x1=LEFT, x2=end, y1=height, y2=height) for height, _ in heights),
-        *(_text("tick", LEFT - 6, height + 4, tick, "end") for height, tick in heights),
+        *(_text("tick y", LEFT - 6, height + 4, tick) for height, tick in heights),
         _text("axis", (LEFT + end) / 2, HEIGHT - 6, x),
         _text("axis", -(TOP + bottom) / 2, 13, y, transform="rotate(-90)"),
     ]
     return drawn, across, down
 
 
-def _text(kind: str, x: float, y: float, text: str, anchor: str = "middle", **attributes: str) -> str:
-    """Return a text element, or nothing for an empty text."""
-    settings = {"text-anchor": anchor, **attributes}
-    return _element("text", escape(text), kind=kind, x=x, y=y, **settings) if text else ""
+def _text(kind: str, x: float, y: float, text: str, **attributes: str) -> str:
+    """Return a text element, or nothing for an empty text. page.css aligns it by its class."""
+    return _element("text", escape(text), kind=kind, x=x, y=y, **attributes) if text else ""
 
 
 def _element(tag: str, *content: str, kind: str, tip: str | None = None, **attributes: str | float) -> str:
     """Return an SVG element with the class ``kind``. It can have the keyboard focus if it has a ``tip``."""
-    focus = {} if tip is None else {"tabindex": "0", "data-tip": tip}
-    shown = {"class": kind, **focus, **attributes}
-    texts = {name: value if isinstance(value, str) else f"{value:.1f}" for name, value in shown.items()}
-    pairs = (f'{name}="{escape(text)}"' for name, text in texts.items())
+    attributes |= {"class": kind} if tip is None else {"class": kind, "tabindex": "0", "data-tip": tip}
+    pairs = (
+        f'{name}="{escape(value) if isinstance(value, str) else f"{value:.1f}"}"'
+        for name, value in attributes.items()
+    )
     return f"<{tag} {' '.join(pairs)}>{''.join(content)}</{tag}>"
 
 
 def _svg(parts: Iterable[str], label: str, height: float = HEIGHT) -> str:
-    settings = {"aria-label": label, "role": "img", "viewBox": f"0 0 {WIDTH} {height}"}
-    return _element("svg", *parts, kind="chart", **settings)
+    size = f"0 0 {WIDTH} {height}"
+    return _element("svg", *parts, kind="chart", role="img", viewBox=size, **{"aria-label": label})

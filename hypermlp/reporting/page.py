@@ -18,9 +18,12 @@ def render(template: Path, **values: Any) -> str:
         import markupsafe
     except ImportError as error:
         raise UserError("pages need Jinja: pip install 'hypermlp[report]'") from error
-    loader = jinja2.FileSystemLoader([template.parent, HERE])
     environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FileSystemLoader([template.parent, HERE]),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters["chart"] = markupsafe.Markup
     files = {

@@ -96,10 +96,8 @@ def read_record(path: str | Path, kind: str | None = None) -> dict[str, Any]:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path} is not a record: {error}") from error
-    if not isinstance(record, dict):
-        raise UserError(f"{path} is not a record: it holds a {type(record).__name__}, not an object")
-    if record.get("format") != FORMAT:
-        raise UserError(f"{path} is not a record of format {FORMAT}: its format is {record.get('format')!r}")
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise UserError(f'{path} is not a record: it has no key "format" with the value {FORMAT}')
     missing = [key for key in ("kind", "settings", "results") if key not in record]
     if missing:
         raise UserError(f"{path} is not a record: it has no {' and no '.join(missing)}")

@@ -9,7 +9,7 @@ from hypermlp.errors import UserError
 from hypermlp.reporting.charts import Series, line_chart
 from hypermlp.reporting.page import render
 from hypermlp.reporting.sources import Curve, Record, Run, Sources
-from hypermlp.reporting.table import Table
+from hypermlp.reporting.table import Columns, Table
 
 TEMPLATE = Path(__file__).parent / "results.html"
 COLOURS = 8  # in page.css
@@ -83,30 +83,34 @@ def _section(kind: Kind, records: Records) -> Section:
 
 
 def _run_table(runs: list[Run]) -> Table:
-    columns = ["run", "mixer", "parameters", "steps", "tokens", "training loss", "validation loss"]
-    rows = [
-        [run.name, run.mixer, f"{run.parameters:,}", f"{run.steps:,}", f"{run.tokens:,}",
-         "diverged" if run.diverged else _last_loss(run.training), _last_loss(run.validation)]
-        for run in runs
-    ]  # fmt: skip
-    return Table(columns, rows)
+    columns: Columns = [
+        ("run", "{name}"),
+        ("mixer", "{mixer}"),
+        ("parameters", "{parameters:,}"),
+        ("steps", "{steps:,}"),
+        ("tokens", "{tokens:,}"),
+        ("training loss", lambda run: "diverged" if run["diverged"] else _last_loss(run["training"])),
+        ("validation loss", lambda run: _last_loss(run["validation"])),
+    ]
+    return Table.of(map(vars, runs), columns)
 
 
 def _last_loss(curve: Curve) -> str:
     return f"{curve[-1][1]:.4f}" if curve else ""
 
 
-def _tip(run: Run, curve: Curve) -> str:
-    return f"{run.name}\n{run.mixer}\n{_last_loss(curve)} after {curve[-1][0]:,} steps"
-
-
 def _charts(runs: list[Run], colours: Mapping[str, str]) -> dict[str, str]:
     """Return charts of the training and the validation losses, of the runs with at least two points."""
     charts = {}
     for split in ("training", "validation"):
-        curves = [(run, getattr(run, split)) for run in runs]
         series = [
-            Series(curve, colours[run.name], _tip(run, curve)) for run, curve in curves if len(curve) > 1
+            Series(
+                curve,
+                colours[run.name],
+                f"{run.name}\n{run.mixer}\n{_last_loss(curve)} after {curve[-1][0]:,} steps",
+            )
+            for run, curve in ((run, getattr(run, split)) for run in runs)
+            if len(curve) > 1
         ]
         if series:
             charts[split] = line_chart(series, x="step", y=f"{split} loss")

@@ -78,8 +78,7 @@ class Table:
             drawn.add_column(title, justify="left" if self.aligned_left(index) else "right", overflow="fold")
         for row in self.rows:
             drawn.add_row(*(Text(BOLD.sub(r"\1", cell)) for cell in row))
-        widths = (max(map(len, column)) for column in zip(self.columns, *self.rows, strict=True))
-        unfolded = sum(width + 2 for width in widths)
+        unfolded = sum(2 + max(map(len, column)) for column in zip(self.columns, *self.rows, strict=True))
         console = Console(file=io.StringIO(), width=max(80, unfolded), color_system=None)
         with console.capture() as captured:
             console.print(drawn)

@@ -1,4 +1,4 @@
-"""The paper's efficiency table: its FLOPs to the printed digits, and plain forms that the profiler counts likewise."""
+"""The paper's efficiency table: FLOPs to the printed digits, equal to the profiler's counts of plain forms."""
 
 import json
 
@@ -29,7 +29,11 @@ def test_the_papers_columns_to_the_printed_digits(mixer, capsys):
         "in all, of the paper's batch"
     )
     found = (round(row["fwd_mflops_per_token"], 2), round(row["train_mflops_per_token"], 2))
-    assert found == MFLOPS_PER_TOKEN[mixer] == (row["paper_fwd_mflops_per_token"], row["paper_train_mflops_per_token"])
+    assert (
+        found
+        == MFLOPS_PER_TOKEN[mixer]
+        == (row["paper_fwd_mflops_per_token"], row["paper_train_mflops_per_token"])
+    )
 
 
 def test_counted_truly_softmax_costs_more_than_hyperglu(capsys):

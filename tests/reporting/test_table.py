@@ -38,7 +38,11 @@ def test_a_row_of_the_wrong_length_is_refused():
 
 
 def test_rows_from_results():
-    columns = [("mixer", "{mixer}"), ("loss", "{loss:.2f}"), ("best", lambda row: "yes" if row["loss"] < 1.2 else "")]
+    columns = [
+        ("mixer", "{mixer}"),
+        ("loss", "{loss:.2f}"),
+        ("best", lambda row: "yes" if row["loss"] < 1.2 else ""),
+    ]
     results = [{"mixer": "S-p", "loss": 1.212}, {"mixer": "G", "loss": 1.131}]
     assert Table.of(results, columns) == Table(
         ["mixer", "loss", "best"], [["S-p", "1.21", ""], ["G", "1.13", "yes"]]
