@@ -1,4 +1,4 @@
-"""The tables of the documents are their records', row by row."""
+"""Every table in the documents equals the table of its record."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,6 @@ def test_training_tables(record):
 
 
 def test_mad_tables():
-    """Of the mini grid."""
     labels = ["S", "S-p", "R-cg-q", "R-cg-q-12o", "G-cg-q-12o", "R-12!", "R-12o!"]
     wanted = [cell for label in labels for cell in cells(label, find_grid("mini"), list(TASKS))]
     results = [(cell, recorded(ROOT / "docs" / "results" / "study-mini" / "mad", cell)) for cell in wanted]

@@ -83,10 +83,15 @@ def count(mixer: str, config: HyperMLPConfig, batch: int) -> Row:
 
 
 def measure(
-    configs: Mapping[str, HyperMLPConfig], *, batch: int, device: str, rounds: int, seconds: float
+    configs: Mapping[str, HyperMLPConfig],
+    *,
+    length: int,
+    batch: int,
+    device: str,
+    rounds: int,
+    seconds: float,
 ) -> dict[str, Row]:
     """Return times and memory of each mixer. Each kind of pass is timed interleaved over all mixers."""
-    length = next(iter(configs.values())).max_position_embeddings
     tokens = random_tokens(VOCAB_SIZE, batch, length).to(device)
     models = {mixer: _body(config, device) for mixer, config in configs.items()}
     found: dict[str, Row] = {mixer: {} for mixer in configs}

@@ -153,8 +153,13 @@ class OpBench:
         shape |= {name: getattr(config, name) for name in ("qk_dim", "vo_dim", "rank", "activation")}
         mixes = ("1" if config.mix1 else "") + ("2" if config.mix2 else "")
         inputs = op_inputs(**shape, mixes=mixes, dtype=torch.float32).requires_grad()
-        settings: Any = {"activation": config.activation, "layout": config.layout}
-        attend = partial(hyper_attention, *inputs, **settings, backend=self.backend)
+        attend = partial(
+            hyper_attention,
+            *inputs,
+            activation=config.activation,
+            layout=config.layout,
+            backend=self.backend,
+        )
 
         def attention(heads: int) -> Computation:
             shape = (case.batch, heads, case.length, case.hidden // heads)

@@ -153,7 +153,7 @@ class TableCommand:
                 f"{args.seconds:.0f} s beyond the first three rounds",
                 flush=True,
             )
-            measured = efficiency.measure(configs, **timing)
+            measured = efficiency.measure(configs, length=args.length, **timing)
             rows = [row | measured[row["mixer"]] for row in rows]
         print(efficiency.table(rows).markdown())
         shared.save_record(

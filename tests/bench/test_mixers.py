@@ -1,4 +1,4 @@
-"""All costs of mixers, side by side."""
+"""``hypermlp bench lm --mixer``: all costs of several mixers."""
 
 import json
 

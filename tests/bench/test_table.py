@@ -1,4 +1,4 @@
-"""The paper's efficiency table: FLOPs to the printed digits, equal to the profiler's counts of plain forms."""
+"""The paper's efficiency table: its FLOPs to the printed digits, and plain forms counted by the profiler."""
 
 import json
 

@@ -26,7 +26,7 @@ CONTEXT = 256
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    """Ours, and a model of another project."""
+    """One checkpoint of ours and one of another architecture, GPT-2."""
     torch.manual_seed(0)
     tokenizer = build_tokenizer("bytes", [])
     end = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": tokenizer.eos_token_id}
@@ -72,7 +72,7 @@ def test_the_context_does_not_change_questions_that_fit(checkpoints):
 
 
 def test_bits_per_byte_are_the_models_own_loss(checkpoints):
-    """One text, one window after another, each beginning at the token that ends the one before."""
+    """A text is read in windows; each begins with the last token of the previous one."""
     lm = CheckpointLM(pretrained=str(checkpoints / "ours"), device="cpu")
     text = local.text()["test"][0]["text"]
     tokens = torch.tensor([[lm.tokenizer.eos_token_id, *lm.tokenizer(text)["input_ids"]]])
@@ -217,7 +217,7 @@ def test_marks_of_a_tokenizer_are_no_text(checkpoints, tmp_path):
 
 
 def damaged(folder, what):
-    """A checkpoint of ours with one thing wrong."""
+    """Save a checkpoint with one thing wrong and return its folder."""
     torch.manual_seed(0)
     tokenizer = build_tokenizer("bytes", [])
     size = 100 if what == "tokenizer" else len(tokenizer)

@@ -1,4 +1,4 @@
-"""Any runs and records on one page, as they say."""
+"""The results page shows runs and records as they were written."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 @pytest.fixture
 def runs(tmp_path):
-    """Two runs, one of which is being written, and a record of evaluations."""
+    """Two runs that are still being written, and a record of an evaluation."""
     for name, mixer, scale in (("ours", "G-cg-q-12o", 1.0), ("theirs", "softmax", 1.2)):
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
@@ -125,7 +125,7 @@ DAMAGED = {
 
 
 def test_what_is_damaged_is_left_out_and_named(runs, capsys):
-    """The page shows all the rest."""
+    """The page still shows everything else."""
     for kind, results in DAMAGED.items():
         write_record(runs / "records" / f"{kind}.json", new_record(kind, {}, results))
     good = new_record("bench-mixers", {}, []) | {"machine": "a word"}
