@@ -64,7 +64,7 @@ class OpCommand:
         minutes = len(backends) * sum(4 * len(case.parts) for case in cases) * args.seconds / 60
         print(
             f"{args.label} against softmax attention in float32; sizes: {len(cases)}; "
-            f"at most {max(1, round(minutes))} minutes",
+            f"time limit: {max(1, round(minutes))} min",
             flush=True,
         )
         for backend in backends:
