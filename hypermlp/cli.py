@@ -45,7 +45,7 @@ COMMANDS = {
         "hypermlp eval runs/a runs/b --suite local",
     ),
     "report": Command(
-        "hypermlp.report.page",
+        "hypermlp.commands.report",
         "any runs and records on one page",
         "hypermlp report runs docs/results --out report.html",
     ),
@@ -94,17 +94,19 @@ COMMANDS = {
         "hypermlp inspect runs/demo --prompt 'def f(x):'",
     ),
     "bench op": Command(
-        "hypermlp.bench.op",
+        "hypermlp.commands.bench:OpCommand",
         "time and memory of operator and layer against PyTorch's fused softmax attention",
         "hypermlp bench op --batch 1 --length 4096 --json bench.json",
     ),
     "bench table": Command(
-        "hypermlp.bench.table",
+        "hypermlp.commands.bench:TableCommand",
         "the paper's efficiency table, for every mixer",
         "hypermlp bench table --count-only",
     ),
     "bench lm": Command(
-        "hypermlp.bench.lm", "training throughput of a recipe against softmax attention", "hypermlp bench lm"
+        "hypermlp.commands.bench:LmCommand",
+        "training throughput of a recipe against softmax attention",
+        "hypermlp bench lm",
     ),
 }
 

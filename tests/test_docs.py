@@ -1,16 +1,14 @@
-"""The tables of the documents are their records', row by row."""
+"""Every table in the documents equals the table of its record."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from hypermlp.bench import columns, lm, mixers
-from hypermlp.bench import table as efficiency
-from hypermlp.bench.op import Row, table
+from hypermlp.bench import efficiency, lm, op
 from hypermlp.cli import main
 from hypermlp.commands.study import tuning_losses, tuning_table
-from hypermlp.evals import run as evals
+from hypermlp.evals.table import score_table
 from hypermlp.jobs.cells import recorded
 from hypermlp.layers.registry import BASELINES, chosen_mixers
 from hypermlp.mad.protocol import cells, find_grid, grid_of, read_cell
@@ -31,8 +29,8 @@ ROOT = Path(__file__).parents[1]
     ids=str,
 )
 def test_benchmark_tables(document, record):
-    rows = [Row(**row) for row in read_record(ROOT / "docs" / "results" / record, "bench-op")["results"]]
-    assert table(rows) in (ROOT / document).read_text(), (
+    rows = read_record(ROOT / "docs" / "results" / record, "bench-op")["results"]
+    assert op.table(rows).markdown() in (ROOT / document).read_text(), (
         f"{document} does not show docs/results/{record}; paste its table"
     )
 
@@ -40,13 +38,12 @@ def test_benchmark_tables(document, record):
 @pytest.mark.parametrize("record", ["bench-lm.json", "bench-lm-stream.json"])
 def test_training_tables(record):
     rows = read_record(ROOT / "docs" / "results" / record, "bench-lm")["results"]
-    assert lm.table(rows) in (ROOT / "docs" / "performance.md").read_text(), (
+    assert lm.throughput_table(rows).markdown() in (ROOT / "docs" / "performance.md").read_text(), (
         f"docs/performance.md does not show docs/results/{record}"
     )
 
 
 def test_mad_tables():
-    """Of the mini grid."""
     labels = ["S", "S-p", "R-cg-q", "R-cg-q-12o", "G-cg-q-12o", "R-12!", "R-12o!"]
     wanted = [cell for label in labels for cell in cells(label, find_grid("mini"), list(TASKS))]
     results = [(cell, recorded(ROOT / "docs" / "results" / "study-mini" / "mad", cell)) for cell in wanted]
@@ -101,10 +98,10 @@ def test_what_the_large_runs_need(recipe, capsys):
     )
 
 
-def test_what_peers_cost():
+def test_costs_of_baselines():
     rows = read_record(ROOT / "docs" / "results" / "bench-mixers.json")["results"]
     text = (ROOT / "docs" / "baselines.md").read_text()
-    assert mixers.table(rows) in text
+    assert lm.cost_table(rows).markdown() in text
     times = {row["mixer"]: row["layer_ms"] for row in rows}
     for name in BASELINES.keys() - {"softmax", "softmax-naive"}:
         ratio = times[name] / times["softmax"]
@@ -115,19 +112,16 @@ def test_what_peers_cost():
 
 def test_two_small_models_evaluated():
     rows = read_record(ROOT / "docs" / "results" / "eval-local.json", "eval")["results"]
-    assert evals.table(rows) in (ROOT / "docs" / "evaluation.md").read_text()
+    assert score_table(rows).markdown() in (ROOT / "docs" / "evaluation.md").read_text()
 
 
 def test_the_efficiency_table():
     rows = read_record(ROOT / "docs" / "results" / "bench-table.json", "bench-table")["results"]
     assert [row["mixer"] for row in rows] == chosen_mixers(["all"])
-    assert (
-        columns.table(rows, efficiency.COUNTED + efficiency.TIMED)
-        in (ROOT / "docs" / "performance.md").read_text()
-    )
+    assert efficiency.table(rows).markdown() in (ROOT / "docs" / "performance.md").read_text()
 
 
-def test_how_peers_recall():
+def test_recall_of_baselines():
     results = {}
     for path in (ROOT / "docs" / "results" / "mad-peers").rglob("*.json"):
         record = read_record(path, "mad")

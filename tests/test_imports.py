@@ -9,12 +9,12 @@ import hypermlp
 
 ROOT = Path(hypermlp.__file__).parent
 LEVELS = [
-    {"errors", "label", "config"},
+    {"errors", "paper", "label", "config"},
     {"ops", "reporting"},
     {"layers", "testing", "jobs"},
     {"models"},
     {"train", "mad"},
-    {"costs", "study", "evals", "bench", "theory", "inspect", "demo", "report"},
+    {"costs", "study", "evals", "bench", "theory", "inspect", "demo"},
     {"commands", "cli", "__main__"},
 ]
 LEVEL = {name: i for i, names in enumerate(LEVELS) for name in names}

@@ -1,1 +1,1 @@
-"""Benchmarks: ratios measured in one run, interleaved, against what a user would pick instead."""
+"""Benchmarks: ratios to what a user would otherwise choose, measured interleaved in one run."""

@@ -1,4 +1,4 @@
-"""The contract's core cases, before anything is timed: a wrong kernel has no speed."""
+"""The core cases of the operator's contract, checked before anything is timed."""
 
 import itertools
 
@@ -7,32 +7,41 @@ from torch import Tensor
 
 from hypermlp.errors import UserError
 from hypermlp.ops import hyper_attention
-from hypermlp.testing import assert_close, op_inputs
+from hypermlp.testing import OpInputs, assert_close, op_inputs
+
+LENGTH = 70
+STARTS = (torch.arange(LENGTH) // 9 * 9).expand(2, -1)  # documents of nine positions
+CASES = list(
+    itertools.product(("relu", "glu"), ("", "1", "2", "12"), ("lag", "forward"), (None, STARTS), (LENGTH, 1))
+)
 
 
 def check_backend(backend: str) -> int:
-    """Compare outputs and gradients with the reference in float64; returns the number of cases, raises ValueError at a wrong one."""
-    starts = (torch.arange(70) // 9 * 9).expand(2, -1)
-    cases = list(
-        itertools.product(
-            ("relu", "glu"), ("", "1", "2", "12"), ("lag", "forward"), (None, starts), ((70, 70), (1, 70))
-        )
-    )
-    for activation, mixes, layout, visible, (queries, keys) in cases:
-        inputs = op_inputs(queries=queries, keys=keys, activation=activation, mixes=mixes).requires_grad()
-        rows = None if visible is None else visible[:, -queries:]
+    """Compare outputs and gradients with the reference in float64 and return the number of cases.
 
-        def run(name: str) -> list[Tensor]:
-            out = hyper_attention(*inputs, activation=activation, layout=layout, starts=rows, backend=name)  # noqa: B023
-            return [out, *torch.autograd.grad(out.square().sum(), inputs.tensors())]  # noqa: B023
-
+    Raises UserError at the first case that differs.
+    """
+    for activation, mixes, layout, starts, queries in CASES:
+        inputs = op_inputs(queries=queries, keys=LENGTH, activation=activation, mixes=mixes).requires_grad()
+        settings = {
+            "activation": activation,
+            "layout": layout,
+            "starts": None if starts is None else starts[:, -queries:],
+        }
+        results = (_results(inputs, backend=name, **settings) for name in (backend, "reference"))
         try:
-            for actual, expected in zip(run(backend), run("reference"), strict=True):
+            for actual, expected in zip(*results, strict=True):
                 assert_close(actual, expected, tolerance=1e-10, floor=1e-3)
         except AssertionError as error:
-            seen = "all" if rows is None else "packed documents"
-            where = f"{activation}, mixes {mixes!r}, layout {layout!r}, sees {seen}, the last {queries} of {keys} positions"
+            visible = "all visible" if starts is None else "packed documents"
             raise UserError(
-                f"backend {backend!r} is wrong and will not be timed: {error} ({where})"
+                f"backend {backend!r} is wrong and will not be timed: {error} ({activation}, mixes {mixes!r},"
+                f" layout {layout!r}, {queries} queries of {LENGTH} positions, {visible})"
             ) from error
-    return len(cases)
+    return len(CASES)
+
+
+def _results(inputs: OpInputs, **settings: object) -> list[Tensor]:
+    """Return the output and the gradient of every input."""
+    out = hyper_attention(*inputs, **settings)  # type: ignore[arg-type]
+    return [out, *torch.autograd.grad(out.square().sum(), inputs.tensors())]

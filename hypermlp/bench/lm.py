@@ -1,119 +1,176 @@
-"""``hypermlp bench lm``: how many tokens per second a recipe's model trains on, against the same model with softmax attention.
+"""Language models of a recipe side by side: training throughput, or all costs of every mixer."""
 
-With ``--mixer``, a table of everything for the named mixers: bench/mixers.py.
-"""
-
-import argparse
+import copy
 import itertools
-import json
-from typing import Any
+from collections.abc import Mapping
 
 import torch
+from torch.optim import AdamW
+from torch.utils.data import default_collate
+from transformers import DynamicCache, set_seed
 
-from hypermlp.bench import mixers
-from hypermlp.bench.measure import WARMUPS, Work, interleaved_medians
-from hypermlp.bench.step import training_step
-from hypermlp.errors import UserError
-from hypermlp.layers.registry import chosen_mixers
-from hypermlp.reporting.records import check_writable, new_record, write_record
-from hypermlp.train.data import prepare
-from hypermlp.train.recipe import load_recipe
+from hypermlp.bench.measure import (
+    WARMUPS,
+    Row,
+    Work,
+    forward_pass,
+    interleaved_medians,
+    peak_bytes,
+    random_tokens,
+)
+from hypermlp.costs.model import forward_flops_per_token, model_parameters, model_state_bytes
+from hypermlp.costs.profiler import flops_seen
+from hypermlp.models import HyperMLPForCausalLM
+from hypermlp.reporting.table import Columns, Table
+from hypermlp.train.data import PreparedData, Sequences
+from hypermlp.train.recipe import Recipe
+from hypermlp.train.schedule import optimizer_groups
+
+BATCHES = 8  # different batches, used in turn
+COST_COLUMNS: Columns = [
+    ("mixer", "{mixer}"),
+    ("parameters", "{parameters:,}"),
+    ("forward, ms", "{forward_ms:.0f}"),
+    ("layer, ms", "{layer_ms:.1f}"),
+    ("training step, ms", "{train_ms:.0f}"),
+    ("tokens/s", "{train_tokens_per_second:,.0f}"),
+    ("decode, ms/token", "{decode_ms:.2f}"),
+    ("MFLOPs/token", "{forward_mflops_per_token:.2f}"),
+    ("profiler's", "{profiler_mflops_per_token:.2f}"),
+    ("state, KiB", lambda row: f"{row['state_bytes'] / 2**10:,.0f}"),
+    ("peak, MiB", lambda row: f"{row['train_peak_bytes'] / 2**20:,.0f}"),
+]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--recipe", default="cpu-mini", help="whose model, data and batch (default: cpu-mini)"
+def throughput(
+    recipes: Mapping[str, Recipe], prepared: PreparedData, *, rounds: int, seconds: float
+) -> list[Row]:
+    """Return a row for each recipe: milliseconds of a training step, and tokens per second."""
+    times = interleaved_medians(
+        {name: training_step(recipe, prepared) for name, recipe in recipes.items()},
+        rounds=rounds,
+        seconds=seconds,
     )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe"
-    )
-    parser.add_argument(
-        "--mixer", nargs="+", metavar="NAME", help="all costs of these mixers, or of all, instead"
-    )
-    parser.add_argument(
-        "--rivals",
-        nargs="+",
-        default=["S-p", "S"],
-        help="softmax labels; the fastest one counts (default: S-p S)",
-    )
-    parser.add_argument(
-        "--rival-heads", type=int, nargs="+", default=[2, 4], help="their head counts (default: 2 4)"
-    )
-    parser.add_argument("--rounds", type=int, default=30, help="most timed steps of each model (default: 30)")
-    parser.add_argument("--seconds", type=float, default=90, help="stop after so many seconds (default: 90)")
-    parser.add_argument("--json", metavar="FILE", help="write a record")
-
-
-def main(args: argparse.Namespace) -> None:
-    if args.json:
-        check_writable(args.json)
-    if args.rounds < 3 or not args.seconds > 0:
-        raise UserError(f"--rounds is {args.rounds}, --seconds {args.seconds}; at least 3, and positive")
-    recipe = load_recipe(args.recipe, args.set)
-    if args.mixer:
-        compare_mixers(args)
-        return
-    ours = str(recipe.model.get("mixer", "G-cg-q-12o"))
-    prepared = prepare(recipe.data)
-    works: dict[str, Work] = {ours: training_step(recipe, prepared)}
-    for label, heads in itertools.product(args.rivals, args.rival_heads):
-        overrides = [f"model.mixer={json.dumps(label)}", f"model.num_heads={heads}"]
-        works[f"{label}, {heads} heads"] = training_step(
-            load_recipe(args.recipe, args.set + overrides), prepared
-        )
-    tokens = recipe.training.micro_batch * recipe.data.context
-    print(
-        f"{recipe.name}: steps of {tokens:,} tokens, {torch.get_num_threads()} threads, {args.seconds:.0f} s at most",
-        flush=True,
-    )
-    times = interleaved_medians(works, rounds=args.rounds, seconds=args.seconds)
-    rows = [
-        {"mixer": name, "ms": 1000 * time, "tokens_per_second": tokens / time} for name, time in times.items()
+    return [
+        {"mixer": name, "ms": 1000 * time, "tokens_per_second": step_tokens(recipes[name]) / time}
+        for name, time in times.items()
     ]
-    print(table(rows))
-    if args.json:
-        settings: dict[str, Any] = {
-            "recipe": recipe.to_dict(),
-            "rounds": args.rounds,
-            "seconds": args.seconds,
+
+
+def throughput_table(rows: list[Row]) -> Table:
+    """Return the table. The first row is ours; the others show how many times as fast it trains."""
+
+    def compared(row: Row) -> str:
+        ratio = rows[0]["tokens_per_second"] / row["tokens_per_second"]
+        return "" if row is rows[0] else f"{ratio:.2f} times as fast"
+
+    columns: Columns = [
+        ("mixer", "{mixer}"),
+        ("ms per step", "{ms:.0f}"),
+        ("tokens/s", "{tokens_per_second:,.0f}"),
+        ("ours trains", compared),
+    ]
+    return Table.of(rows, columns)
+
+
+def costs(recipes: Mapping[str, Recipe], prepared: PreparedData, *, rounds: int, seconds: float) -> list[Row]:
+    """Return a row with all costs for each recipe. Each of the four timings interleaves all recipes."""
+    vocab_size = len(prepared.tokenizer)
+    models = {
+        name: HyperMLPForCausalLM(recipe.model_config(vocab_size)).eval() for name, recipe in recipes.items()
+    }
+    steps = {name: training_step(recipe, prepared) for name, recipe in recipes.items()}
+    kinds = (
+        {name: _forward(model, recipes[name]) for name, model in models.items()},
+        {name: _decode(model, recipes[name], rounds) for name, model in models.items()},
+        {name: _layer(model, recipes[name]) for name, model in models.items()},
+        steps,
+    )
+    forward, decode, layer, train = (
+        interleaved_medians(works, rounds=rounds, seconds=seconds / len(kinds)) for works in kinds
+    )
+    return [
+        {
+            "mixer": name,
+            "parameters": model_parameters(model.config),
+            "forward_ms": 1000 * forward[name],
+            "layer_ms": 1000 * layer[name],
+            "train_ms": 1000 * train[name],
+            "train_tokens_per_second": step_tokens(recipes[name]) / train[name],
+            "decode_ms": 1000 * decode[name],
+            "forward_mflops_per_token": forward_flops_per_token(model.config, context) / 1e6,
+            "profiler_mflops_per_token": profiler_flops_per_token(model, context) / 1e6,
+            "state_bytes": model_state_bytes(model.config, context),
+            "train_peak_bytes": peak_bytes(steps[name]),
         }
-        write_record(args.json, new_record("bench-lm", settings, rows))
-        print(f"record: {args.json}")
+        for name, model in models.items()
+        for context in [recipes[name].data.context]
+    ]
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown; the first row is ours, its throughput is compared with each rival's."""
-    lines = ["| mixer | ms per step | tokens/s | ours trains |", "| --- | ---: | ---: | ---: |"]
-    for row in rows:
-        compared = (
-            ""
-            if row is rows[0]
-            else f"{rows[0]['tokens_per_second'] / row['tokens_per_second']:.2f} times as fast"
-        )
-        lines.append(f"| {row['mixer']} | {row['ms']:.0f} | {row['tokens_per_second']:,.0f} | {compared} |")
-    return "\n".join(lines)
+def cost_table(rows: list[Row]) -> Table:
+    """Return the table of rows that ``costs`` returned."""
+    return Table.of(rows, COST_COLUMNS)
 
 
-def compare_mixers(args: argparse.Namespace) -> None:
-    names = chosen_mixers(args.mixer)
-    recipe = load_recipe(args.recipe, args.set)
-    for name in names:
-        changed = load_recipe(args.recipe, [*args.set, f"model.mixer={json.dumps(name)}"])
-        changed.model_config(256)  # says what is wrong before anything runs
-    if recipe.data.context <= args.rounds + WARMUPS:
-        raise UserError(
-            f"--rounds is {args.rounds}, data.context {recipe.data.context}; each round decodes a token: take fewer rounds"
-        )
-    threads = torch.get_num_threads()
-    print(
-        f"{recipe.name} with {len(names)} mixers, {threads} threads, {args.seconds:.0f} s of timing at most",
-        flush=True,
+def step_tokens(recipe: Recipe) -> int:
+    """Return the tokens of one timed step, which is one micro-batch."""
+    return recipe.training.micro_batch * recipe.data.context
+
+
+def training_step(recipe: Recipe, prepared: PreparedData) -> Work:
+    """Return a whole training step on one micro-batch: forward, loss, backward, clipping, AdamW."""
+    training, size = recipe.training, recipe.training.micro_batch
+    set_seed(training.seed)
+    model = HyperMLPForCausalLM(recipe.model_config(len(prepared.tokenizer))).train()
+    if training.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    groups, (first, second) = optimizer_groups(model, training), training.betas
+    optimizer = AdamW(groups, training.learning_rate, (first, second), training.eps)
+    sequences = Sequences(prepared, "train", recipe.data, count=BATCHES * size, seed=training.seed)
+    batches = itertools.cycle(
+        [default_collate([sequences[i * size + j] for j in range(size)]) for i in range(BATCHES)]
     )
-    rows = mixers.measure(
-        args.recipe, args.set, names, prepare(recipe.data), rounds=args.rounds, seconds=args.seconds
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=training.precision == "bfloat16"):
+            loss = model(**next(batches), use_cache=False).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), training.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _forward(model: HyperMLPForCausalLM, recipe: Recipe) -> Work:
+    tokens = random_tokens(model.config.vocab_size, recipe.training.micro_batch, recipe.data.context)
+    return forward_pass(model, tokens)
+
+
+def _layer(model: HyperMLPForCausalLM, recipe: Recipe) -> Work:
+    """Return the forward and backward pass of one mixer alone."""
+    layer = copy.deepcopy(model.model.layers[0].mixer).train()
+    x = torch.randn(
+        recipe.training.micro_batch, recipe.data.context, model.config.hidden_size, requires_grad=True
     )
-    print(mixers.table(rows))
-    if args.json:
-        settings = {"recipe": recipe.to_dict(), "rounds": args.rounds, "seconds": args.seconds}
-        write_record(args.json, new_record("bench-mixers", settings, rows))
-        print(f"record: {args.json}")
+    return lambda: layer(x).sum().backward()
+
+
+def _decode(model: HyperMLPForCausalLM, recipe: Recipe, rounds: int) -> Work:
+    """Return a decoding step of one sequence. Every call decodes the next token of the context."""
+    tokens = random_tokens(model.config.vocab_size, 1, recipe.data.context)
+    cache = DynamicCache(config=model.config)
+
+    @torch.no_grad()
+    def decode(count: int) -> None:
+        begin = cache.get_seq_length()
+        model(tokens[:, begin : begin + count], past_key_values=cache)
+
+    decode(recipe.data.context - rounds - WARMUPS)
+    return lambda: decode(1)
+
+
+def profiler_flops_per_token(model: HyperMLPForCausalLM, context: int) -> float:
+    """Return the FLOPs as the paper counts them: by PyTorch's profiler, without the head."""
+    return flops_seen(forward_pass(model.model, random_tokens(model.config.vocab_size, 1, context))) / context

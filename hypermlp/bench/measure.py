@@ -1,32 +1,34 @@
 """Interleaved timing and peak memory."""
 
-import contextlib
-import os
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import accumulate
+from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch import Tensor
 
+from hypermlp.costs.profiler import quiet_profile
 from hypermlp.ops.native import scratch_peak, unavailable
 
 Work = Callable[[], object]
+Row = dict[str, Any]  # one measurement, as it is recorded
 WARMUPS = 2
 
 
 def interleaved_medians(
     works: Mapping[str, Work], *, rounds: int, seconds: float, device: str = "cpu"
 ) -> dict[str, float]:
-    """Median seconds of each piece of work, timed in turn: what slows the machine slows them all.
+    """Return the median seconds of each work.
 
-    At most ``rounds`` rounds, fewer (but at least three) once ``seconds`` have gone by.
+    Every round runs all works in turn, so that whatever slows the machine down slows all of them. There are
+    at most ``rounds`` rounds, and no further one (after the third) once ``seconds`` have passed.
     """
     timed = _timed_on_gpu if device == "cuda" else _timed
-    for _ in range(WARMUPS):
-        for work in works.values():
-            work()
+    for work in [*works.values()] * WARMUPS:
+        work()
     times: dict[str, list[float]] = {name: [] for name in works}
     began = time.perf_counter()
     for done in range(rounds):
@@ -53,44 +55,27 @@ def _timed_on_gpu(work: Work) -> float:
 
 
 def peak_bytes(work: Work, device: str = "cpu") -> int:
-    """Most memory held at once during ``work`` by PyTorch's allocator, beyond what it held before, and by our kernels."""
+    """Return the peak memory that ``work`` adds: PyTorch's allocations and our kernels' scratch buffers."""
     work()
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         work()
         return torch.cuda.max_memory_allocated() - before
-    native = unavailable() is None
-    if native:
-        scratch_peak()
-    with quiet_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    scratch = scratch_peak if unavailable() is None else lambda: 0
+    scratch()  # begins a new peak
+    with quiet_profile(profile_memory=True) as profiler:
         work()
-    held = peak = 0
-    for _, change in sorted(
-        (e.start_ns(), e.nbytes())
-        for e in profiler.profiler.kineto_results.events()
-        if e.name() == "[memory]"
-    ):
-        held += change
-        peak = max(peak, held)
-    return peak + scratch_peak() if native else peak
+    events = (event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]")
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events)
+    return max(accumulate((change for _, change in changes), initial=0)) + scratch()
 
 
-@contextlib.contextmanager
-def quiet_stderr() -> Iterator[None]:
-    """The profiler's own messages bypass Python, so the file descriptor is turned away."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+def forward_pass(model: Any, tokens: Tensor) -> Work:
+    """Return a forward pass of a language model, without gradients and without a cache."""
+    return torch.no_grad()(partial(model, tokens, use_cache=False))
 
 
-def gemm_peak(size: int) -> Work:
-    """A square matrix product to put among the timed works: ``2 * size ** 3`` FLOPs at the machine's best rate."""
-    a, b, out = (torch.randn(size, size) for _ in range(3))
-    return lambda: torch.mm(a, b, out=out)
+def random_tokens(vocab_size: int, *shape: int) -> Tensor:
+    """Return random tokens, the same at every call."""
+    return torch.randint(vocab_size, shape, generator=torch.Generator().manual_seed(0))

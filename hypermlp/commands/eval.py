@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from hypermlp.commands.shared import require_at_least, require_writable, save_record
 from hypermlp.errors import UserError
-from hypermlp.evals import suites
-from hypermlp.reporting.records import check_writable, new_record, write_record
+from hypermlp.evals import run, suites
+from hypermlp.evals.table import score_table
 from hypermlp.train.sample import model_folder
 
 
@@ -26,52 +27,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--suite",
         default="local",
         choices=suites.SUITES,
-        help="local needs no network; paper is the paper's table",
+        help="local (default) needs no network; paper is the paper's table",
     )
     parser.add_argument(
-        "--fetch", action="store_true", help="only download the suite's data, for machines without a network"
+        "--fetch",
+        action="store_true",
+        help="only download the suite's data, for a machine without a network",
     )
     parser.add_argument(
         "--batch", type=int, default=16, help="sequences at once; does not change scores (default: 16)"
     )
-    parser.add_argument("--max-length", type=int, help="of the context (default: the model's)")
+    parser.add_argument("--max-length", type=int, help="context in tokens (default: the model's)")
     parser.add_argument("--limit", type=int, help="only so many questions of each task, for a trial")
     parser.add_argument("--device", default=device, help=f"default here: {device}")
-    parser.add_argument("--json", metavar="FILE", help="write a record")
+    parser.add_argument("--json", metavar="FILE", help="write the scores to a record")
 
 
 def main(args: argparse.Namespace) -> None:
     try:
-        import lm_eval  # noqa: F401
+        from hypermlp.evals.checkpoint import check_device
     except ImportError as error:
         raise UserError(
             f"evaluation needs lm-evaluation-harness: pip install 'hypermlp[eval]' ({error})"
         ) from error
-    from hypermlp.evals import run
-    from hypermlp.evals.checkpoint import check_device
-
-    say = partial(
-        print, file=sys.stdout, flush=True
-    )  # where it goes now: the harness's own words are turned away
-    for name in ("batch", "max_length", "limit"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
+    # Bound to today's standard output: the harness's own output is redirected while it runs.
+    tell = partial(print, file=sys.stdout, flush=True)
+    require_at_least(args, batch=1, max_length=1, limit=1)
     if args.fetch:
         with run.quiet():
-            suites.load_tasks(suites.columns(args.suite, context=0, vocab_size=0), tell=say)
-        print(f"the data of suite {args.suite} is here")
+            suites.load_tasks(suites.columns(args.suite, context=0, vocab_size=0), tell=tell)
+        print(f"the data of suite {args.suite} is downloaded")
         return
-    if not all(args.checkpoints) or not args.checkpoints:
-        raise UserError("no checkpoint; name one or several, such as a run of `hypermlp train`")
+    if not args.checkpoints or not all(args.checkpoints):
+        raise UserError("no checkpoint was given; name one or more, such as a run of `hypermlp train`")
     check_device(args.device)
     for folder in filter(os.path.isdir, args.checkpoints):
-        model_folder(folder)
-    if args.json == "-":
-        raise UserError("--json is -; name a file for the record")
-    if args.json:
-        check_writable(args.json)
-    how = {
+        model_folder(folder)  # raises if it has no model
+    require_writable(args.json)
+    settings = {
         "batch_size": args.batch,
         "max_length": args.max_length,
         "limit": args.limit,
@@ -80,11 +73,9 @@ def main(args: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = []
     try:
         for checkpoint in args.checkpoints:
-            rows.append(run.evaluate(checkpoint, args.suite, **how, tell=say))
-            if args.json:  # after each one, so that none is lost
-                write_record(args.json, new_record("eval", {"suite": args.suite, **how}, rows))
-    finally:  # what went before a failure is still worth seeing
+            rows.append(run.evaluate(checkpoint, args.suite, **settings, tell=tell))
+            # after each checkpoint, so that a failure loses none
+            save_record(args.json, "eval", {"suite": args.suite, **settings}, rows)
+    finally:  # also after a failure, with the checkpoints before it
         if rows:
-            print(run.table(rows))
-            if args.json:
-                print(f"record: {args.json}")
+            print(score_table(rows).markdown())

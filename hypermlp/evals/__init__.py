@@ -1,1 +1,1 @@
-"""Language models under lm-evaluation-harness: the paper's table, and a suite that needs no network."""
+"""Evaluation with lm-evaluation-harness: the paper's table, and a suite that needs no network."""

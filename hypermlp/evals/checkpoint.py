@@ -1,15 +1,13 @@
-"""The model ``hypermlp`` of lm-evaluation-harness: any Hugging Face checkpoint, or a run of ``hypermlp train``, checked as it is loaded."""
+"""The harness's model ``hypermlp``: a run of ``hypermlp train`` or any Hugging Face checkpoint, checked."""
 
-import functools
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
-import hypermlp.models  # noqa: F401  (so that transformers knows the model without remote code)
+import hypermlp.models  # noqa: F401  (registers the model with transformers, so that no remote code is needed)
 from hypermlp.errors import UserError
 from hypermlp.train.sample import model_folder, require_whole
 
@@ -18,7 +16,9 @@ LEAST_CONTEXT = 64  # tokens: the longest answers have 40 characters
 
 @register_model("hypermlp")
 class CheckpointLM(HFLM):  # type: ignore[misc]
-    """The harness's own model class, which takes runs as well, and refuses what would give scores that mean nothing."""
+    """The harness's Hugging Face model. It also loads runs, and rejects damaged or unsuitable checkpoints."""
+
+    add_bos_token: bool | None  # of HFLM: whether special tokens are added, None for the tokenizer's default
 
     def __init__(self, pretrained: Any, **settings: Any):
         if isinstance(pretrained, str) and Path(pretrained).is_dir():
@@ -35,35 +35,37 @@ class CheckpointLM(HFLM):  # type: ignore[misc]
         require_whole(pretrained, self._model, info)
 
     def _check(self) -> None:
-        """What the harness would only stumble over, or not at all."""
-        if self.tokenizer.bos_token_id is None and self.tokenizer.eos_token_id is None:
-            raise UserError(
-                "its tokenizer has neither a bos_token nor an eos_token to begin texts with; set one and save it"
-            )
+        """Raise UserError for what the harness would report badly, or not at all."""
+        tokenizer, given = self.tokenizer, self.max_length
         rows = self.model.get_input_embeddings().weight.shape[0]
-        if len(self.tokenizer) > rows:
-            raise UserError(
-                f"its tokenizer has {len(self.tokenizer)} tokens, its model {rows}: they do not belong together"
-            )
-        context = getattr(self.model.config, "max_position_embeddings", None)
-        if context is not None and self.max_length > context:
-            raise UserError(f"--max-length is {self.max_length}; the model's context has {context}")
-        if self.max_length < LEAST_CONTEXT:
-            raise UserError(
-                f"its context, or --max-length, is {self.max_length}; questions need {LEAST_CONTEXT} tokens at least"
-            )
+        context = getattr(self.model.config, "max_position_embeddings", None) or given
+        problems = {
+            "its tokenizer has no bos_token and no eos_token to begin a text with; set one and save it": (
+                tokenizer.bos_token_id is None and tokenizer.eos_token_id is None
+            ),
+            f"its tokenizer has {len(tokenizer)} tokens, its model {rows}; save it with its own tokenizer": (
+                len(tokenizer) > rows
+            ),
+            f"--max-length is {given}; the model's context is {context}, use at most that": given > context,
+            f"its context, or --max-length, is {given}; questions need {LEAST_CONTEXT} tokens at least": (
+                given < LEAST_CONTEXT
+            ),
+        }
+        for problem, found in problems.items():
+            if found:
+                raise UserError(problem)
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
-        """Of the text's own tokens: what a tokenizer puts before and after is no part of it."""
-        with mock.patch.object(
-            self, "tok_encode", functools.partial(self.tok_encode, add_special_tokens=False)
-        ):
-            found: list[float] = super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
-        return found
+        """Return the log-likelihoods of whole texts, without special tokens that the tokenizer would add."""
+        kept, self.add_bos_token = self.add_bos_token, False
+        try:
+            return super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
+        finally:
+            self.add_bos_token = kept
 
 
 def check_device(name: str) -> None:
-    """The harness would take another one and say nothing."""
+    """Raise UserError if a device cannot be used; the harness would silently use another one."""
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:

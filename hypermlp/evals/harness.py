@@ -1,6 +1,9 @@
-"""lm-evaluation-harness's own program with the model ``hypermlp`` known: ``python -m hypermlp.evals.harness --model hypermlp ...``.
+"""lm-evaluation-harness's own program with the model ``hypermlp`` registered.
 
-The harness finds no plugins by itself; it knows the model too where it is given a folder of this project's tasks: docs/evaluation.md.
+    python -m hypermlp.evals.harness --model hypermlp ...
+
+The harness does not look for plugins. It also registers the model if it is given a folder of this project's
+tasks: docs/evaluation.md.
 """
 
 from hypermlp.evals import checkpoint  # noqa: F401  (registers the model)

@@ -1,9 +1,11 @@
 """Data of the tasks that need no network: held-out documents of Python's own source, and recall.
 
-The tasks themselves are YAML files in ``tasks/``, in the harness's own form; loading one makes the model ``hypermlp`` known to it.
+The tasks are YAML files in ``tasks/``, in the harness's format. Loading one imports this module, which
+registers the model ``hypermlp`` with the harness.
 """
 
 from functools import cache
+from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -24,13 +26,14 @@ SEED = 20261
 
 
 def text(**_: Any) -> dict[str, Dataset]:
-    """Every held-out document in pieces."""
-    pieces = [document[i : i + PIECE] for document in _held_out() for i in range(0, len(document), PIECE)]
-    return _test([{"text": piece} for piece in pieces])
+    """Return every held-out document, cut into pieces."""
+    return _test_split(
+        [{"text": text[i : i + PIECE]} for text in _held_out() for i in range(0, len(text), PIECE)]
+    )
 
 
 def continuations(**_: Any) -> dict[str, Dataset]:
-    """Which of four goes on from here? The other three are from elsewhere in the held-out documents.
+    """Return questions with four continuations, one true and three from elsewhere.
 
     ``{"context": "...import os\\nimport sy", "choices": ["s\\n...", ...], "label": 2}``
     """
@@ -44,32 +47,26 @@ def continuations(**_: Any) -> dict[str, Dataset]:
             end = int(generator.integers(CONTEXT, lengths[document] - CONTINUATION))
             drawn.append((whole[document][end - CONTEXT : end], whole[document][end : end + CONTINUATION]))
         label = int(generator.integers(CHOICES))
-        questions.append(
-            {"context": drawn[label][0], "choices": [after for _before, after in drawn], "label": label}
-        )
-    return _test(questions)
+        contexts, choices = zip(*drawn, strict=True)
+        questions.append({"context": contexts[label], "choices": choices, "label": label})
+    return _test_split(questions)
 
 
 def recall(**_: Any) -> dict[str, Dataset]:
-    """MAD's in-context recall as assignments: ``a = 3``, ``d = 0``, ..., and at the end one that was there before, ``a =``."""
+    """Return MAD's in-context recall as assignments: ``a = 3``, ``d = 0``, ..., last a known key: ``a =``."""
     half = mad.TASKS["in-context-recall"].baseline.vocab_size // 2  # keys, then values
     inputs, targets = mad.generate(
         "in-context-recall", split="test", seq_len=2 * PAIRS, num_train=1, num_test=QUESTIONS
     )
+    choices = [f" {value}" for value in range(half)]
     questions = []
     for example, wanted in zip(inputs.tolist(), targets.tolist(), strict=True):
         last = max(place for place, target in enumerate(wanted) if target != mad.IGNORED)
-        lines = [
-            f"{_letter(key)} = {value - half}\n"
-            for key, value in zip(example[:last:2], example[1:last:2], strict=True)
-        ]
-        question = {"context": "".join(lines) + f"{_letter(example[last])} =", "label": wanted[last] - half}
-        questions.append(question | {"choices": [f" {value}" for value in range(half)]})
-    return _test(questions)
-
-
-def _letter(key: int) -> str:
-    return chr(ord("a") + key)
+        pairs = zip(example[:last:2], example[1:last:2], strict=True)
+        lines = [f"{ascii_lowercase[key]} = {value - half}\n" for key, value in pairs]
+        context = f"{''.join(lines)}{ascii_lowercase[example[last]]} ="
+        questions.append({"context": context, "choices": choices, "label": wanted[last] - half})
+    return _test_split(questions)
 
 
 @cache
@@ -78,5 +75,5 @@ def _held_out() -> list[str]:
     return [document for document in documents(data) if held_out(document, data.validation)]
 
 
-def _test(rows: list[dict[str, Any]]) -> dict[str, Dataset]:
+def _test_split(rows: list[dict[str, Any]]) -> dict[str, Dataset]:
     return {"test": Dataset.from_list(rows)}

@@ -1,21 +1,21 @@
-"""Checkpoints through a suite, one after the other; a table of them side by side."""
+"""Run a checkpoint through a suite."""
 
 import contextlib
 import io
 import logging
 import math
+import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from hypermlp.errors import UserError
 from hypermlp.evals import suites
-from hypermlp.evals.paper import Column, standings
+from hypermlp.evals.suites import Column
 
-Scores = dict[str, dict[str, Any]]  # title of a column -> value, error, questions
+SEED = 1234  # of few-shot examples: the harness's own default
 
 
 def evaluate(
@@ -28,38 +28,38 @@ def evaluate(
     device: str,
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
-    """A record's row for one checkpoint: what it is, and its scores."""
+    """Return the scores of one checkpoint, as a row of a record.
+
+    Args:
+        checkpoint: a folder with a model, a run of ``hypermlp train``, or a name on the hub.
+        suite: one of ``suites.SUITES``.
+        batch_size: sequences per forward pass; does not change scores.
+        max_length: context to use, None for the model's own.
+        limit: evaluate only the first so many questions of each task, None for all.
+        device: such as "cpu" or "cuda".
+        tell: called with progress lines.
+    """
     import lm_eval
 
     lm = _load(checkpoint, batch_size=batch_size, max_length=max_length, device=device)
     context = lm.max_length
     wanted = suites.columns(suite, context=context, vocab_size=len(lm.tokenizer))
     with quiet():
-        manager, tasks = suites.load_tasks(
-            wanted, tokenizer=lm.tokenizer.name_or_path, context=context, tell=tell
-        )
+        tasks = suites.load_tasks(wanted, tokenizer=lm.tokenizer.name_or_path, context=context, tell=tell)
     tell(f"{checkpoint}: {len(tasks)} tasks, context {context}")
     if suite == "local" and suites.ruler_length(context) is None:
-        tell(f"{checkpoint}: RULER is left out, its shortest length here is {suites.RULER_LENGTHS[0]} tokens")
+        tell(f"{checkpoint}: RULER is left out, it needs a context of {suites.RULER_LENGTHS[0]} tokens")
     began = time.monotonic()
-    scores: Scores = {}
-    for number, (name, task) in enumerate(tasks.items(), 1):
-        shots = next(column.shots for column in wanted if column.task == name)
+    scores: dict[str, dict[str, Any]] = {}
+    for number, (name, loaded) in enumerate(tasks.items(), 1):
+        columns = [column for column in wanted if column.task == name]
         with quiet():
-            found = lm_eval.simple_evaluate(
-                model=lm,
-                tasks=[task],
-                num_fewshot=shots or None,
-                task_manager=manager,
-                limit=limit,
-                bootstrap_iters=100,
-                log_samples=False,
-            )
-        for column in (column for column in wanted if column.task == name):
-            scores[column.title] = _score(found, column)
-            tell(
-                f"{checkpoint}: {number}/{len(tasks)}, {column.title} {scores[column.title]['value']:.4g}, {time.monotonic() - began:.0f} s"
-            )
+            prepare_tasks(loaded, columns[0].shots)
+            found = lm_eval.evaluate(lm, loaded, limit=limit, bootstrap_iters=100, log_samples=False)
+        for column in columns:
+            score = scores[column.title] = _score(found, column)
+            progress = f"{checkpoint}: {number}/{len(tasks)}, {time.monotonic() - began:.0f} s"
+            tell(f"{progress}, {column.title} {score['value']:.4g}")
     return {
         "checkpoint": checkpoint,
         "parameters": sum(parameter.numel() for parameter in lm.model.parameters()),
@@ -75,29 +75,39 @@ def _load(checkpoint: str, **settings: Any) -> Any:
     try:
         with quiet():
             return CheckpointLM(pretrained=checkpoint, **settings)
-    except Exception as error:  # transformers, safetensors and the harness have many kinds
-        where = "" if Path(checkpoint).exists() else " is no folder here, and"
+    except Exception as error:  # transformers, safetensors and the harness raise many types
+        where = "" if Path(checkpoint).exists() else " is not a folder here, and"
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"{checkpoint}{where} cannot be evaluated: {reason}") from error
 
 
+def prepare_tasks(loaded: dict[str, Any], shots: int) -> None:
+    """Set the few-shot examples of tasks, by the rules of ``lm_eval.simple_evaluate``.
+
+    That function cannot be used: for each task it also runs git, which prints errors outside a repository,
+    and lists the whole environment.
+    """
+    for task in loaded["tasks"].values():
+        own = task.get_config("num_fewshot")
+        if own is None or (shots and own != 0):  # a task whose file says 0 stays at 0
+            task.set_config("num_fewshot", shots)
+        task.set_fewshot_seed(SEED)
+
+
 def _score(found: dict[str, Any], column: Column) -> dict[str, Any]:
-    """The harness names a number ``metric,filter``; a group has one for all its members."""
+    """Return a column's score. The harness names it ``metric,filter``; a group has one for all its tasks."""
     numbers = found.get("groups", {}).get(column.task) or found["results"][column.task]
     keys = [key for key in numbers if key.split(",")[0] == column.metric]
     if len(keys) != 1:
         raise UserError(f"{column.task} has no single {column.metric!r}; it has {', '.join(numbers)}")
     metric, _, kind = keys[0].partition(",")
-    if not math.isfinite(numbers[keys[0]]):
-        raise UserError(
-            f"{column.title} is {numbers[keys[0]]}: the model computes numbers that are not finite"
-        )
-    error = numbers.get(f"{metric}_stderr,{kind}")
-    samples = found.get("n-samples", {})
+    value, error = numbers[keys[0]], numbers.get(f"{metric}_stderr,{kind}")
+    if not math.isfinite(value):
+        raise UserError(f"{column.title} is {value}: the model's outputs are non-finite; is it damaged?")
     return {
-        "value": float(numbers[keys[0]]),
+        "value": float(value),
         "error": float(error) if isinstance(error, float) and math.isfinite(error) else None,
-        "questions": sum(count["effective"] for count in samples.values()),
+        "questions": sum(count["effective"] for count in found.get("n-samples", {}).values()),
         "task": column.task,
         "metric": column.metric,
         "shots": column.shots,
@@ -106,64 +116,24 @@ def _score(found: dict[str, Any], column: Column) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def quiet() -> Any:
-    """The harness says much; its errors still come through."""
+def quiet() -> Iterator[None]:
+    """Hide the harness's output: prints, progress bars, warnings, and log messages below ERROR.
+
+    Exceptions pass, and logged errors still reach the standard error.
+    """
+    errors = logging.StreamHandler(sys.stderr)  # the real one, not the one below
+    disabled = logging.root.manager.disable
+    logging.root.addHandler(errors)
     logging.disable(logging.WARNING)
+    hidden = io.StringIO()
     try:
-        # It asks git for its commit, and git complains by itself wherever there is none.
-        no_commit = mock.patch("lm_eval.evaluator.get_git_commit_hash", return_value=None)
-        nowhere = io.StringIO()
         with (
             warnings.catch_warnings(),
-            contextlib.redirect_stderr(nowhere),
-            contextlib.redirect_stdout(nowhere),
-            no_commit,
+            contextlib.redirect_stderr(hidden),
+            contextlib.redirect_stdout(hidden),
         ):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(logging.NOTSET)
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown, a column for each checkpoint; the best of several is bold."""
-    titles = list(dict.fromkeys(title for row in rows for title in row["scores"]))
-    lines = ["| | " + " | ".join(_name(row, rows) for row in rows) + " |", "| --- |" + " ---: |" * len(rows)]
-    for title in titles:
-        lines.append(f"| {title} | " + " | ".join(_cells(title, rows)) + " |")
-    shared = [title for title in titles if all(title in row["scores"] for row in rows)]
-    if len(rows) > 1 and shared:
-        placed = standings(
-            {str(i): [_signed(row["scores"][title]) for title in shared] for i, row in enumerate(rows)}
-        )
-        lines.append(
-            "| average rank | " + " | ".join(f"{each.average_rank:.2f}" for each in placed.values()) + " |"
-        )
-        lines.append("| bests | " + " | ".join(str(each.bests) for each in placed.values()) + " |")
-    lines.append("| parameters | " + " | ".join(f"{row['parameters']:,}" for row in rows) + " |")
-    return "\n".join(lines)
-
-
-def _signed(score: dict[str, Any]) -> float:
-    return float(score["value"] if score["higher_is_better"] else -score["value"])
-
-
-def _cells(title: str, rows: list[dict[str, Any]]) -> list[str]:
-    found = [row["scores"].get(title) for row in rows]
-    best = max(_signed(score) for score in found if score)
-    cells = []
-    for score in found:
-        text = (
-            ""
-            if score is None
-            else f"{score['value']:.3f}" + (f" ± {score['error']:.3f}" if score["error"] else "")
-        )
-        cells.append(f"**{text}**" if score and len(rows) > 1 and _signed(score) == best else text)
-    return cells
-
-
-def _name(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """As short as tells them apart: the folder's own name, or the whole path."""
-    short = [Path(each["checkpoint"]).name for each in rows]
-    name = Path(row["checkpoint"]).name if len(set(short)) == len(rows) else row["checkpoint"]
-    return name.replace("|", "\\|")
+        logging.disable(disabled)
+        logging.root.removeHandler(errors)

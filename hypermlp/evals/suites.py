@@ -1,41 +1,69 @@
-"""Suites: which tasks of the harness, and which of their numbers."""
+"""Suites: tasks of the harness, and which of their numbers become columns."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypermlp.errors import UserError
-from hypermlp.evals.paper import COLUMNS, Column
 
 TASKS = Path(__file__).with_name("tasks")
 RULER_LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
-RULER = ("niah_single_1", "niah_multikey_2", "ruler_fwe")  # those that make their own data
-RULER_WORDS = (
-    "ruler_vt",
-    "ruler_cwe",
-)  # these too, but with a tokenizer of few tokens the harness never ends making it
-FEW_TOKENS = 10_000
+RULER = ("niah_single_1", "niah_multikey_2", "ruler_fwe")  # the tasks that generate their own data
+# These generate their own data too, but with a small vocabulary the harness never finishes generating it.
+RULER_WORDS = ("ruler_vt", "ruler_cwe")
+SMALL_VOCABULARY = 10_000
+HOW_TO_GET = """to install the packages: pip install 'lm_eval[hf,math,ifeval]' wonderwords
+to download the data into Hugging Face's cache, with a network: hypermlp eval --fetch --suite paper"""
+
+
+class Column(NamedTuple):
+    """One column of an evaluation: a metric of a task of lm-evaluation-harness."""
+
+    title: str
+    task: str
+    shots: int
+    """Few-shot examples; 0 leaves the task's own number, which is 0 unless its file says otherwise."""
+    metric: str
+    higher_is_better: bool = True
+
+
 LOCAL = (
     Column("bits per byte", "hypermlp_text", 0, "bits_per_byte", higher_is_better=False),
     Column("continuation", "hypermlp_continuation", 0, "acc"),
     Column("recall", "hypermlp_recall", 0, "acc"),
 )
-SUITES = ("local", "paper")
+PAPER = (  # the paper's table; its printed values are in hypermlp/paper/evaluations.py
+    Column("MMLU-P", "leaderboard_mmlu_pro", 5, "acc"),
+    Column("GPQA", "leaderboard_gpqa", 0, "acc_norm"),
+    Column("BBH", "leaderboard_bbh", 3, "acc_norm"),
+    Column("MATH", "leaderboard_math_hard", 4, "exact_match"),
+    Column("MuSR", "leaderboard_musr", 0, "acc_norm"),
+    Column("IFE-I", "leaderboard_ifeval", 0, "inst_level_strict_acc"),
+    Column("IFE-P", "leaderboard_ifeval", 0, "prompt_level_strict_acc"),
+    Column("ARC-C", "arc_challenge", 0, "acc_norm"),
+    Column("ARC-E", "arc_easy", 0, "acc_norm"),
+    Column("HS", "hellaswag", 0, "acc_norm"),
+    Column("PIQA", "piqa", 0, "acc_norm"),
+    Column("BoolQ", "boolq", 0, "acc"),
+    Column("WinoG", "winogrande", 0, "acc"),
+    Column("COPA", "copa", 0, "acc"),
+    Column("OBQA", "openbookqa", 0, "acc_norm"),
+    Column("SciQ", "sciq", 0, "acc_norm"),
+)
+SUITES = {"local": LOCAL, "paper": PAPER}
 
 
 def ruler_length(context: int) -> int | None:
-    """The longest of RULER's lengths that a context has room for."""
+    """Return the longest of RULER's lengths that fits into a context; None if none does."""
     return max((length for length in RULER_LENGTHS if length <= context), default=None)
 
 
 def columns(suite: str, *, context: int, vocab_size: int) -> tuple[Column, ...]:
-    """Those that a model with this context and tokenizer can be asked."""
-    if suite == "paper":
-        return COLUMNS
+    """Return the columns of a suite that a model with this context and vocabulary can be evaluated on."""
     ruler = ruler_length(context)
-    if ruler is None:
-        return LOCAL
-    tasks = RULER if vocab_size < FEW_TOKENS else RULER + RULER_WORDS
+    if suite == "paper" or ruler is None:
+        return SUITES[suite]
+    tasks = RULER if vocab_size < SMALL_VOCABULARY else RULER + RULER_WORDS
     return LOCAL + tuple(
         Column(f"{task.removeprefix('ruler_')}, {ruler} tokens", task, 0, str(ruler)) for task in tasks
     )
@@ -43,38 +71,31 @@ def columns(suite: str, *, context: int, vocab_size: int) -> tuple[Column, ...]:
 
 def load_tasks(
     wanted: tuple[Column, ...], *, tokenizer: str = "", context: int = 0, tell: Callable[[str], None]
-) -> tuple[Any, dict[str, Any]]:
-    """The harness's task manager, and its tasks by name with their data; what cannot be had is said at once, with how to get it."""
+) -> dict[str, Any]:
+    """Return the harness's tasks with their data, by name, each as ``lm_eval.evaluate`` takes it.
+
+    Raises UserError with every missing data set and package, and how to get them. ``tell`` is called with a
+    progress line for each task of the paper's suite.
+    """
     import lm_eval.tasks
 
-    metadata = {"tokenizer": tokenizer, "max_seq_lengths": [ruler_length(context)]}
     local = [str(TASKS), str(Path(lm_eval.tasks.__file__).parent / "ruler")]
-    include: dict[str, Any] = (
-        {} if wanted == COLUMNS else {"include_path": local, "include_defaults": False}
-    )  # to index all of theirs takes long
-    manager = lm_eval.tasks.TaskManager(**include, metadata=metadata)
+    # Without a network the index of all of the harness's tasks is not needed, and it takes long.
+    include = {} if wanted == PAPER else {"include_path": local, "include_defaults": False}
+    manager = lm_eval.tasks.TaskManager(
+        **include, metadata={"tokenizer": tokenizer, "max_seq_lengths": [ruler_length(context)]}
+    )
     tasks: dict[str, Any] = {}
     missing: dict[str, Exception] = {}
     for name in dict.fromkeys(column.task for column in wanted):
         try:
-            loaded = manager.load([name])
-            tasks[name] = loaded["groups"].get(name) or loaded["tasks"][name]
+            tasks[name] = manager.load([name])
         except (OSError, ImportError, ValueError) as error:  # no network is an OSError
             missing[name] = error
-        if wanted == COLUMNS:  # fetching takes long, and so does finding out that there is no network
-            tell(f"{name}: {'cannot be had' if name in missing else 'here'}")
+        if wanted == PAPER:  # downloads take long, and so do attempts without a network
+            tell(f"{name}: {'missing' if name in missing else 'ready'}")
     if missing:
-        raise UserError(_what_to_do(missing))
-    return manager, tasks
-
-
-def _what_to_do(missing: dict[str, Exception]) -> str:
-    lines = ["nothing was run, because data or packages are missing:"]
-    lines += [f"  {name}: {str(error).splitlines()[0]}" for name, error in missing.items()]
-    if any(isinstance(error, ImportError) for error in missing.values()):
-        lines.append("packages: pip install 'lm_eval[hf,math,ifeval]' wonderwords")
-    if any(isinstance(error, OSError) for error in missing.values()):
-        lines.append(
-            "data, once, with a network: hypermlp eval --fetch --suite paper; afterwards it lies in Hugging Face's cache"
-        )
-    return "\n".join(lines)
+        reasons = [f"  {name}: {str(error).splitlines()[0]}" for name, error in missing.items()]
+        summary = "nothing was run, because data or packages are missing:"
+        raise UserError("\n".join([summary, *reasons, HOW_TO_GET]))
+    return tasks

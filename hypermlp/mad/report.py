@@ -8,22 +8,9 @@ from typing import Any
 from hypermlp.label import PAPER_ROWS
 from hypermlp.mad.protocol import Cell
 from hypermlp.mad.tasks import TASKS
-
-PAPER_COLUMNS = {
-    "in-context-recall": "in_context_recall",
-    "noisy-in-context-recall": "noisy_recall",
-    "fuzzy-in-context-recall": "fuzzy_recall",
-    "memorization": "memorization",
-    "compression": "compression",
-    "selective-copying": "selective_copying",
-}
-# Percent over the full grid, in the order of the columns, as the DeltaNet paper tabulates them: its own, and the MAD paper's
-PEERS = {
-    "softmax": (94.1, 86.8, 29.8, 85.2, 51.6, 99.6),
-    "mamba": (90.4, 90.1, 6.7, 89.5, 52.7, 86.3),
-    "gla": (80.8, 81.6, 6.9, 63.3, 38.8, 88.6),
-    "deltanet": (100.0, 100.0, 35.7, 52.8, 42.2, 100.0),
-}
+from hypermlp.paper.mad import PAPER_COLUMNS
+from hypermlp.paper.mad import PUBLISHED_BASELINES as PEERS
+from hypermlp.reporting import table
 
 
 @dataclass(frozen=True)
@@ -37,17 +24,20 @@ class Table:
         scores = self.scores[mixer]
         return sum(scores.values()) / len(TASKS) if len(scores) == len(TASKS) else None
 
-    def __str__(self) -> str:
-        """Markdown, in percent."""
+    def table(self) -> table.Table:
+        """Return a table in percent, with a row for each mixer and a column for each task that was run."""
         tasks = [task for task in TASKS if any(task in scores for scores in self.scores.values())]
-        columns = [*tasks, *(["average"] if len(tasks) == len(TASKS) else [])]
-        lines = ["| mixer | " + " | ".join(columns) + " |", "| --- |" + " ---: |" * len(columns)]
+        complete = len(tasks) == len(TASKS)
+        rows = []
         for mixer, scores in self.scores.items():
             cells = [self._cell(scores.get(task), published_value(mixer, task)) for task in tasks]
-            if "average" in columns:
+            if complete:
                 cells.append(self._cell(self.average(mixer), published_value(mixer)))
-            lines.append(f"| {mixer} | " + " | ".join(cells) + " |")
-        return "\n".join(lines)
+            rows.append([mixer, *cells])
+        return table.Table(["mixer", *tasks, "average"] if complete else ["mixer", *tasks], rows)
+
+    def __str__(self) -> str:
+        return self.table().markdown()
 
     @staticmethod
     def _cell(ours: float | None, published: float | None) -> str:

@@ -1,4 +1,4 @@
-// Shows data-tip beside the pointer or finger, and for whoever walks by keyboard.
+// Shows the data-tip of the element under the pointer, or of the one with keyboard focus.
 const tip = document.getElementById("tip");
 function show(target, x, y) {
   const owner = target.closest && target.closest("[data-tip]");

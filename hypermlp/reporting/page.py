@@ -1,4 +1,4 @@
-"""From a template and its values to a page."""
+"""HTML pages from Jinja templates."""
 
 from pathlib import Path
 from typing import Any
@@ -9,15 +9,21 @@ HERE = Path(__file__).parent
 
 
 def render(template: Path, **values: Any) -> str:
-    """A Jinja template that extends "page.html"; whatever is not a chart is escaped."""
+    """Return the page of a Jinja template that extends "page.html".
+
+    Values are escaped, except those that pass through the filter ``chart``, which must be HTML or SVG.
+    """
     try:
         import jinja2
         import markupsafe
     except ImportError as error:
         raise UserError("pages need Jinja: pip install 'hypermlp[report]'") from error
-    loader = jinja2.FileSystemLoader([template.parent, HERE])
     environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FileSystemLoader([template.parent, HERE]),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters["chart"] = markupsafe.Markup
     files = {

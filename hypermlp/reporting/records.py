@@ -1,4 +1,7 @@
-"""The one writer and reader of result records: JSON files that say what was measured, with what, where and when."""
+"""Result records: JSON files with a measurement, its settings, the machine and the time.
+
+Every record and every other result file is written here.
+"""
 
 import datetime
 import json
@@ -17,14 +20,13 @@ FORMAT = 1
 
 
 def machine() -> dict[str, Any]:
-    """Hardware and versions that a number depends on."""
-    accelerator = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    """Return the hardware and the versions that a measurement depends on."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "instruction_set": torch.backends.cpu.get_cpu_capability(),
-        "accelerator": accelerator,
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "system": platform.system(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -32,23 +34,21 @@ def machine() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def new_record(kind: str, settings: dict[str, Any], results: Any) -> dict[str, Any]:
+    """Return a record of this machine and moment. ``kind`` decides how reports show it."""
     from hypermlp import __version__
 
-    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {
         "format": FORMAT,
         "kind": kind,
         "hypermlp": __version__,
-        "created": created,
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "settings": settings,
         "results": results,
@@ -56,32 +56,31 @@ def new_record(kind: str, settings: dict[str, Any], results: Any) -> dict[str, A
 
 
 def check_writable(path: str | Path) -> None:
-    """Before long work: can a record be written there?"""
+    """Raise if a file cannot be written at ``path``; call it before long work."""
     path = Path(path)
     if path.is_dir():
-        raise UserError(f"{path} is a folder; name a file for the record")
+        raise UserError(f"{path} is a folder; give the path of a file")
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, aside = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    os.close(handle)
-    os.unlink(aside)
+    tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part").close()
 
 
 def write_record(path: str | Path, record: dict[str, Any]) -> None:
+    """Write a record as indented JSON."""
     write_text(path, json.dumps(record, indent=2) + "\n")
 
 
 def write_text(path: str | Path, text: str) -> None:
+    """Write a text file in UTF-8, atomically."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:
-    """Written aside and renamed, so that a reader never sees half a file."""
+    """Write a file atomically: a reader sees the old content or the new one. Missing folders are created."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f"{path.name}-{secrets.token_hex(4)}.part")
     try:
-        with open(aside, "xb") as file:
-            file.write(content)
+        aside.write_bytes(content)
         os.replace(aside, path)
     except BaseException:
         aside.unlink(missing_ok=True)
@@ -89,14 +88,16 @@ def write_bytes(path: str | Path, content: bytes) -> None:
 
 
 def read_record(path: str | Path, kind: str | None = None) -> dict[str, Any]:
-    """A record, checked for being one (of this kind)."""
+    """Return the record in a file. ``kind`` is the kind it must have, None for any.
+
+    Raises UserError if the file is no record, or one of another kind.
+    """
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path} is not a record: {error}") from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:
-        found = record.get("format") if isinstance(record, dict) else None
-        raise UserError(f"{path} is not a record of format {FORMAT}: its format is {found!r}")
+        raise UserError(f'{path} is not a record: it has no key "format" with the value {FORMAT}')
     missing = [key for key in ("kind", "settings", "results") if key not in record]
     if missing:
         raise UserError(f"{path} is not a record: it has no {' and no '.join(missing)}")

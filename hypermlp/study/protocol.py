@@ -7,13 +7,10 @@ from typing import Any, ClassVar
 
 from hypermlp.errors import UserError
 from hypermlp.label import PAPER_ROWS
+from hypermlp.label import PROBABLE_READING as OTHER_READINGS
 from hypermlp.layers.registry import mixer_name
 from hypermlp.train.recipe import load_recipe
 
-OTHER_READINGS = {
-    "S-g-q": "S-cg-q",
-    "R-2!": "R-2o!",
-}  # what the paper probably ran where its label says otherwise; docs/study.md
 ROWS = [*PAPER_ROWS, *OTHER_READINGS.values()]
 TUNING_ROWS = ["S-cg-q", "R-2o!", "R-pcg-q-12o", "G-pcg-q-12o"]  # in none of the claims' pairs
 LEARNING_RATES = [2e-3, 4e-3, 8e-3, 1.6e-2]  # of `study tune`

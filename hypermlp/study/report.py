@@ -7,7 +7,7 @@ from pathlib import Path
 from hypermlp.errors import UserError
 from hypermlp.label import PAPER_ROWS
 from hypermlp.layers.registry import BASELINES
-from hypermlp.mad.report import PAPER_COLUMNS
+from hypermlp.paper.mad import PAPER_COLUMNS
 from hypermlp.reporting.charts import Point, Series, interval_chart, line_chart, scatter_chart
 from hypermlp.reporting.page import render
 from hypermlp.study.claims import MARGIN, SUPPORTED, Verdict

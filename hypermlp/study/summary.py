@@ -9,12 +9,13 @@ from typing import Any
 
 from hypermlp.errors import UserError
 from hypermlp.label import PAPER_ROWS
+from hypermlp.label import PROBABLE_READING as OTHER_READINGS
 from hypermlp.mad.protocol import Cell, read_cell
 from hypermlp.mad.report import Table, summarize
 from hypermlp.reporting.records import read_record
 from hypermlp.study.claims import Verdict, judge
 from hypermlp.study.intervals import Interval, spearman
-from hypermlp.study.protocol import OTHER_READINGS, ROWS, LmCell
+from hypermlp.study.protocol import ROWS, LmCell
 
 DIVERGED = {"S"}  # the paper's loss of it is a late divergence, not a target
 ENOUGH = 4  # rows for a rank correlation

@@ -1,8 +1,8 @@
-"""All costs of mixers, side by side."""
+"""``hypermlp bench lm --mixer``: all costs of several mixers."""
 
 import json
 
-from hypermlp.bench.mixers import COLUMNS
+from hypermlp.bench.lm import COST_COLUMNS
 from hypermlp.cli import main
 
 SMALL = [
@@ -36,7 +36,7 @@ def test_a_table_of_mixers(tmp_path, capsys):
     rows = json.loads(record.read_text())["results"]
     assert [row["mixer"] for row in rows] == ["G-cg-q-12o", "gla", "softmax"]
     assert all(value > 0 for row in rows for key, value in row.items() if key != "mixer")
-    assert printed.count("|") >= 4 * len(COLUMNS)
+    assert printed.count("|") >= 4 * len(COST_COLUMNS)
     softmax = rows[-1]
     assert softmax["profiler_mflops_per_token"] < softmax["forward_mflops_per_token"], (
         "the profiler does not see fused attention"

@@ -1,4 +1,4 @@
-"""The paper's efficiency table: its FLOPs to the printed digits, and plain forms that the profiler counts likewise."""
+"""The paper's efficiency table: its FLOPs to the printed digits, and plain forms counted by the profiler."""
 
 import json
 
@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from hypermlp.bench.profiler import ROW_BLOCK, Count, body_count, mixer_count, profiled
-from hypermlp.bench.table import PAPER
 from hypermlp.cli import main
+from hypermlp.costs.profiler import ROW_BLOCK, Count, body_count, mixer_count, profiled
 from hypermlp.layers.registry import mixer_config
+from hypermlp.paper.efficiency import MFLOPS_PER_TOKEN
 
 HIDDEN, LENGTH = 64, 2 * ROW_BLOCK + 20  # the last block is not a full one
 
@@ -29,7 +29,11 @@ def test_the_papers_columns_to_the_printed_digits(mixer, capsys):
         "in all, of the paper's batch"
     )
     found = (round(row["fwd_mflops_per_token"], 2), round(row["train_mflops_per_token"], 2))
-    assert found == PAPER[mixer] == (row["paper_fwd_mflops_per_token"], row["paper_train_mflops_per_token"])
+    assert (
+        found
+        == MFLOPS_PER_TOKEN[mixer]
+        == (row["paper_fwd_mflops_per_token"], row["paper_train_mflops_per_token"])
+    )
 
 
 def test_counted_truly_softmax_costs_more_than_hyperglu(capsys):

@@ -6,8 +6,8 @@ import pytest
 from torch import nn
 from transformers import GPT2Config
 
+from hypermlp.bench.lm import training_step
 from hypermlp.bench.measure import peak_bytes
-from hypermlp.bench.step import training_step
 from hypermlp.cli import main
 from hypermlp.costs.mixer import CORE_PARTS
 from hypermlp.costs.model import model_flops_table, model_parameters, model_state_bytes, step_bytes

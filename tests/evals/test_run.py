@@ -1,8 +1,10 @@
-"""Checkpoints under the harness: any of them, the same scores whatever the batch, and clear words where something is missing."""
+"""Checkpoints under the harness: scores do not depend on the batch, and what is missing is named."""
 
 import json
+import logging
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -13,7 +15,8 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from hypermlp.cli import main
 from hypermlp.evals import local, suites
 from hypermlp.evals.checkpoint import CheckpointLM
-from hypermlp.evals.run import evaluate, table
+from hypermlp.evals.run import evaluate, prepare_tasks, quiet
+from hypermlp.evals.table import score_table
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
 from hypermlp.train.tokenization import build_tokenizer, save_tokenizer
 
@@ -23,7 +26,7 @@ CONTEXT = 256
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    """Ours, and a model of another project."""
+    """One checkpoint of ours and one of another architecture, GPT-2."""
     torch.manual_seed(0)
     tokenizer = build_tokenizer("bytes", [])
     end = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": tokenizer.eos_token_id}
@@ -69,7 +72,7 @@ def test_the_context_does_not_change_questions_that_fit(checkpoints):
 
 
 def test_bits_per_byte_are_the_models_own_loss(checkpoints):
-    """One text, one window after another, each beginning at the token that ends the one before."""
+    """A text is read in windows; each begins with the last token of the previous one."""
     lm = CheckpointLM(pretrained=str(checkpoints / "ours"), device="cpu")
     text = local.text()["test"][0]["text"]
     tokens = torch.tensor([[lm.tokenizer.eos_token_id, *lm.tokenizer(text)["input_ids"]]])
@@ -96,8 +99,59 @@ def test_several_side_by_side_with_a_record(checkpoints, tmp_path, capsys):
     assert written["kind"] == "eval"
     assert [row["checkpoint"] for row in written["results"]] == folders
     assert "RULER is left out" in printed
-    assert table(written["results"]) in printed
+    assert score_table(written["results"]).markdown() in printed
     assert "| average rank |" in printed
+
+
+def test_the_harness_runs_without_a_git_repository(checkpoints, tmp_path, monkeypatch, capfd):
+    """lm_eval.simple_evaluate would run git, which writes its errors past sys.stderr."""
+    monkeypatch.chdir(tmp_path)
+    assert scores(checkpoints / "ours", limit=1)
+    assert capfd.readouterr().err == ""
+
+
+def test_quiet_hides_output_but_not_errors(capsys):
+    logger = logging.getLogger("lm_eval.somewhere")
+
+    def work():
+        print("progress")
+        warnings.warn("deprecated", stacklevel=1)
+        logger.warning("a warning")
+        logger.error("an error")
+        raise KeyError
+
+    with pytest.raises(KeyError), quiet():
+        work()
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == "an error\n"
+    assert logger.isEnabledFor(logging.WARNING)
+    assert logging.StreamHandler not in map(type, logging.root.handlers)
+
+
+class Task:
+    """The part of a task of the harness that holds its few-shot settings."""
+
+    def __init__(self, num_fewshot):
+        self.config, self.seed = {"num_fewshot": num_fewshot}, None
+
+    def get_config(self, key):
+        return self.config[key]
+
+    def set_config(self, key, value):
+        self.config[key] = value
+
+    def set_fewshot_seed(self, seed):
+        self.seed = seed
+
+
+@pytest.mark.parametrize(
+    ("own", "shots", "expected"), [(None, 0, 0), (None, 3, 3), (5, 3, 3), (5, 0, 5), (0, 3, 0)]
+)
+def test_few_shot_examples_follow_the_rules_of_the_harness(own, shots, expected):
+    tasks = {"a": Task(own), "b": Task(own)}
+    prepare_tasks({"tasks": tasks}, shots)
+    assert [(task.config["num_fewshot"], task.seed) for task in tasks.values()] == 2 * [(expected, 1234)]
 
 
 def test_the_recall_task_asks_for_what_stands_there():
@@ -163,7 +217,7 @@ def test_marks_of_a_tokenizer_are_no_text(checkpoints, tmp_path):
 
 
 def damaged(folder, what):
-    """A checkpoint of ours with one thing wrong."""
+    """Save a checkpoint with one thing wrong and return its folder."""
     torch.manual_seed(0)
     tokenizer = build_tokenizer("bytes", [])
     size = 100 if what == "tokenizer" else len(tokenizer)

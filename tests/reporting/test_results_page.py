@@ -1,4 +1,4 @@
-"""Any runs and records on one page, as they say."""
+"""The results page shows runs and records as they were written."""
 
 import dataclasses
 import json
@@ -8,19 +8,18 @@ from pathlib import Path
 import pytest
 
 from hypermlp.cli import main
+from hypermlp.commands.report import KINDS
 from hypermlp.mad import protocol
 from hypermlp.mad.protocol import changed
-from hypermlp.report.kinds import KINDS
-from hypermlp.report.page import Cell, cells
-from hypermlp.report.sources import gather
 from hypermlp.reporting.records import new_record, write_record
+from hypermlp.reporting.sources import gather
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 @pytest.fixture
 def runs(tmp_path):
-    """Two runs, one of which is being written, and a record of evaluations."""
+    """Two runs that are still being written, and a record of an evaluation."""
     for name, mixer, scale in (("ours", "G-cg-q-12o", 1.0), ("theirs", "softmax", 1.2)):
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
@@ -78,11 +77,6 @@ def test_every_kind_of_record_in_the_project_is_shown(tmp_path, capsys):
     assert "left out" not in capsys.readouterr().err
 
 
-def test_tables_are_those_that_the_commands_print():
-    shown = cells("| a\\|<b> | b |\n| --- | ---: |\n| x | **1** |")
-    assert shown == [[Cell("a|<b>"), Cell("b")], [Cell("x"), Cell("1", best=True)]]
-
-
 def mad_record(**changes):
     (cell,) = (
         changed(cell, **changes)
@@ -101,7 +95,7 @@ def test_scores_of_other_settings_are_not_averaged(tmp_path, capsys):
         write_record(tmp_path / "mad" / "in-context-recall" / f"{name}.json", record)
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
     text = (tmp_path / "page.html").read_text()
-    assert all(f"<td>{score} (93.4)</td>" in text for score in ("25.0", "75.0", "50.0"))
+    assert all(f'<td class="number">{score} (93.4)</td>' in text for score in ("25.0", "75.0", "50.0"))
     assert "mini grid" in text
     assert "num_train 999" in text
 
@@ -116,7 +110,7 @@ def test_a_run_that_diverged_is_shown_as_far_as_it_went(runs):
     with open(runs / "runs" / "ours" / "metrics.jsonl", "a") as file:
         file.write('ss": 0}\n{"step": 50, "loss": NaN}\n')
     assert main(["report", str(runs / "runs"), "--out", str(runs / "page.html")]) == 0
-    assert "<td>diverged</td>" in (runs / "page.html").read_text()
+    assert '<td class="number">diverged</td>' in (runs / "page.html").read_text()
 
 
 DAMAGED = {
@@ -131,7 +125,7 @@ DAMAGED = {
 
 
 def test_what_is_damaged_is_left_out_and_named(runs, capsys):
-    """The page shows all the rest."""
+    """The page still shows everything else."""
     for kind, results in DAMAGED.items():
         write_record(runs / "records" / f"{kind}.json", new_record(kind, {}, results))
     good = new_record("bench-mixers", {}, []) | {"machine": "a word"}

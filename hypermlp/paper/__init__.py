@@ -1,0 +1,1 @@
+"""Published numbers that this project compares with, as data. Imports nothing of the package."""

@@ -1,1 +1,0 @@
-"""Any runs and records on one page: ``hypermlp report``."""
