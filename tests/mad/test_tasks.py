@@ -142,8 +142,8 @@ def test_the_fast_sampler_is_a_function_of_its_seed():
     ("arguments", "message"),
     [
         ({"task": "recall"}, "unknown task 'recall'; allowed: in-context-recall"),
-        ({"split": "dev"}, "unknown split 'dev'; allowed: 'train', 'test'"),
-        ({"sampler": "slow"}, "unknown sampler 'slow'; allowed: 'published', 'fast'"),
+        ({"split": "dev"}, "split is 'dev'; it must be 'train' or 'test'"),
+        ({"sampler": "slow"}, "sampler is 'slow'; it must be 'published' or 'fast'"),
         ({"vocabulary": 3}, "unknown settings vocabulary; allowed: vocab_size"),
         ({"frac_noise": 0.5}, "unknown settings frac_noise; allowed: vocab_size"),
         ({"seq_len": 7}, "seq_len is 7; it must be even"),

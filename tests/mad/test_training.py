@@ -9,14 +9,14 @@ from torch import nn
 
 from hypermlp import mad
 from hypermlp.mad.backbones import Autoencoder, LanguageBackbone, build_backbone, sinusoids
-from hypermlp.mad.protocol import GRIDS, PUBLISHED, Cell, Training, cells
+from hypermlp.mad.protocol import GRIDS, PUBLISHED, MadCell, Training, cells
 from hypermlp.mad.training import evaluate, macro_accuracy, rate_at, run_cell
 
 
 def cell(**changes):
     training = Training(batch_size=32, epochs=2, precision="float32", learning_rate=3e-3)
     settings = {"vocab_size": 8, "seq_len": 16, "num_train": 256, "num_test": 64}
-    base = Cell(
+    base = MadCell(
         mixer="G-cg-q-12o",
         task="in-context-recall",
         settings=settings,
@@ -136,7 +136,7 @@ def test_the_schedule_is_constant_or_a_cosine():
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_a_cosine_is_felt(epochs):
+def test_a_cosine_changes_the_training(epochs):
     constant, cosine = (
         run_cell(cell(training=replace(cell().training, epochs=epochs, schedule=s)))
         for s in ("constant", "cosine")
@@ -144,10 +144,10 @@ def test_a_cosine_is_felt(epochs):
     assert constant["curve"] != cosine["curve"]
 
 
-def test_a_divergence_is_said_and_can_be_recorded():
+def test_a_divergence_is_reported_and_can_be_recorded():
     result = run_cell(cell(training=replace(cell().training, learning_rate=1e30)))
     assert result["diverged"]
-    assert "diverged" in cell().say(result)
+    assert "diverged" in cell().summary(result)
     assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 
