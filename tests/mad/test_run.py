@@ -296,7 +296,7 @@ def test_a_damaged_record_is_reported(tmp_path, capsys):
     path.parent.mkdir()
     for content in (b"{", b"\xff", b'{"format": 1}'):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=f"{path.name} is not a record.*remove it"):
+        with pytest.raises(ValueError, match=f"{path.name} is not a record.*remove the file"):
             recorded(tmp_path, cell)
 
 
