@@ -114,12 +114,12 @@ def run_with_progress(work: Work, wanted: list[Any], folder: Path, workers: Work
     """Run the cells that have no record in ``folder``, print progress to stderr and return all results."""
     check_writable(folder / "record")
     known = sum(recorded(folder, cell) is not None for cell in wanted)
-    count = "1 cell" if len(wanted) == 1 else f"{len(wanted)} cells"
-    print_status(f"{count}, {known} of them recorded in {folder}")
+    print_status(f"{known} of {len(wanted)} cells are recorded in {folder}")
     printer, outcome = ProgressPrinter(len(wanted) - known), Outcome([], [])
-    cells = run_cells(work, wanted, folder, workers, on_progress=printer.update)
     try:
-        for number, (cell, result) in enumerate(cells):
+        for number, (cell, result) in enumerate(
+            run_cells(work, wanted, folder, workers, on_progress=printer.update)
+        ):
             if isinstance(result, CellError):
                 outcome.failures.append(result)
                 printer.finish(str(result))

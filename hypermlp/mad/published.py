@@ -8,7 +8,7 @@ that is not scored.
 import itertools
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,10 +32,6 @@ class Generators(NamedTuple):
 
     main: np.random.Generator
     legacy: np.random.RandomState
-
-    @classmethod
-    def seeded(cls, seed: int) -> Self:
-        return cls(np.random.default_rng(seed), np.random.RandomState(seed))
 
 
 def recall(settings: Settings, rng: Generators, test: bool) -> Example:

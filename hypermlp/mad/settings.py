@@ -15,26 +15,28 @@ IGNORED = -100  # target of a position that is not scored
 class Settings:
     """Settings of a task. Token ids are keys, then values (or content), then noise, then special tokens."""
 
-    vocab_size: int
-    """Number of tokens, including noise and special tokens."""
-    seq_len: int
-    """Length of a sequence; recall tasks cut it into input and target."""
     num_train: int = 12_800
     """Training examples."""
     num_test: int = 1_280
     """Test examples."""
-    frac_noise: float = 0.0
-    """Share of slots that hold noise instead of a key and its value."""
+
+    vocab_size: int
+    """Number of tokens, including noise and special tokens."""
     noise_vocab_size: int = 0
     """Number of noise tokens."""
+    specials: int = 0
+    """Special tokens (padding, blank, instruction). The task sets it; users cannot."""
+
+    seq_len: int
+    """Length of a sequence; recall tasks cut it into input and target."""
+    frac_noise: float = 0.0
+    """Share of slots that hold noise instead of a key and its value."""
     key_motif: int = 1
     """Tokens of the longest key (fuzzy recall)."""
     value_motif: int = 1
     """Tokens of the longest value (fuzzy recall)."""
     copied: int = 0
     """Tokens to copy (selective copying)."""
-    specials: int = 0
-    """Special tokens (padding, blank, instruction). The task sets it; users cannot."""
 
     def __post_init__(self) -> None:
         require_integers(self, 0, "num_train", "num_test", "noise_vocab_size", "copied")

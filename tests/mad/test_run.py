@@ -247,10 +247,10 @@ def run_smoke(*words):
 def test_a_module_that_was_edited_is_another_cell(user_module, tmp_path, capsys):
     assert run_smoke(f"{user_module}:fine") == 0
     assert run_smoke(f"{user_module}:fine") == 0
-    assert "1 cell, 1 of them recorded" in capsys.readouterr().err
+    assert "1 of 1 cells are recorded" in capsys.readouterr().err
     (tmp_path / f"{user_module}.py").write_text(MODULE + "# edited")
     assert run_smoke(f"{user_module}:fine") == 0
-    assert "1 cell, 0 of them recorded" in capsys.readouterr().err
+    assert "0 of 1 cells are recorded" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_a_module_is_tried_before_training(user_module, capsys, made, message):
     assert run_smoke(f"{user_module}:{made}") == 2
     printed = capsys.readouterr().err
     assert message in printed
-    assert "cells" not in printed
+    assert "cells are recorded" not in printed
 
 
 def test_a_cell_that_fails_does_not_stop_the_others(user_module, capsys):
