@@ -154,7 +154,7 @@ class ProgressPrinter:
         self.last_update = time.monotonic()
         left = progress.seconds * (progress.steps / progress.step - 1)  # less if the cell stops early
         step = f"step {progress.step}/{progress.steps}"
-        print_status(f"  {cell.title}: {step}, {progress.metric}, ETA of this cell {left:.0f} s or less")
+        print_status(f"  {cell.title}: {step}, {progress.metric}, ETA of this cell at most {left:.0f} s")
 
     def finish(self, line: str) -> None:
         """Print ``line``, which describes a finished cell, with the ETA of the remaining cells."""

@@ -17,7 +17,7 @@ from hypermlp.mad.tasks import SAMPLERS, SEED, TASKS, find_task
 
 Changes = dict[str, Any]
 Value = TypeVar("Value")
-SWITCHES = {  # options of Training where the published code differs from what the benchmark's paper says
+SWITCHES = {  # fields of Training, with the published code's choice first
     "schedule": ("constant", "cosine"),
     "score": ("best", "last"),
     "accuracy": ("macro", "micro"),

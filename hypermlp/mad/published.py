@@ -129,8 +129,7 @@ def memorization(settings: Settings, rng: Generators, test: bool) -> Example:
 
 
 def compression(settings: Settings, rng: Generators, test: bool) -> Example:
-    """Compression: random tokens and an instruction; a decoder must rebuild all of them from the last
-    position.
+    """Compression: random tokens and an instruction; a decoder rebuilds all of them from the last position.
 
     input          10 3 11 4 15               15 is the instruction
     target         10 3 11 4 15

@@ -28,7 +28,6 @@ ENOUGH = 4  # rows that a rank correlation needs
 PAPER_LABEL = {reading: label for label, reading in PROBABLE_READING.items()}
 OWN_KEYS = {"mixer", "seed"}  # keys of a recipe in which the cells of one study differ
 RATE_KEYS = {"learning_rate", "min_learning_rate"}  # and, in a tuned study, these
-Record = dict[str, Any]
 Runs = dict[int, dict[float, dict[str, Any]]]  # seed -> learning rate -> results
 
 
@@ -114,10 +113,9 @@ def read_study(folder: Path) -> Study:
         else:
             left_out[label] = "all reported seeds diverged" if results else "only tuning seeds have been run"
     if not rows:
-        reasons = "; ".join(f"{label}: {reason}" for label, reason in left_out.items())
         raise UserError(
-            f"{folder} has no loss to report ({reasons}); `hypermlp study run --out {folder}` trains the "
-            "reported seeds, and `hypermlp study tune` prints a table of its own"
+            f"{folder} has no loss to report: {', '.join(sorted(set(left_out.values())))}; `hypermlp study "
+            f"run --out {folder}` trains the reported seeds, and `hypermlp study tune` prints its own table"
         )
     return Study(
         rows=rows,
@@ -132,7 +130,7 @@ def read_study(folder: Path) -> Study:
     )
 
 
-def _runs_by_label(records: Iterable[Record]) -> dict[str, Runs]:
+def _runs_by_label(records: list[dict[str, Any]]) -> dict[str, Runs]:
     runs: dict[str, Runs] = defaultdict(lambda: defaultdict(dict))
     for record in records:
         training = record["settings"]["recipe"]["training"]
@@ -142,17 +140,21 @@ def _runs_by_label(records: Iterable[Record]) -> dict[str, Runs]:
 
 
 def _reported(label: str, runs: Runs) -> tuple[float, dict[int, dict[str, Any]]]:
-    """Return the learning rate of a row and its reported results by seed."""
+    """Return the learning rate of a row and its reported results by seed.
+
+    Seeds with several rates are tuning seeds: they choose the rate with the lowest mean loss and are not
+    reported. A row without tuning seeds reports all its seeds.
+    """
     tuning = [by_rate for by_rate in runs.values() if len(by_rate) > 1]
-    rates = {rate for by_rate in tuning or runs.values() for rate in by_rate}
+    choosing = tuning or list(runs.values())
+    rates = {rate for by_rate in choosing for rate in by_rate}
     if not tuning and len(rates) > 1:
         raise UserError(
             f"{label} has the learning rates {', '.join(f'{rate:g}' for rate in sorted(rates))}, but no seed "
             "was trained at two of them, so no rate can be chosen; remove the records of all rates but one"
         )
     losses = {
-        rate: fmean(loss_of(by_rate[rate]) for by_rate in tuning or runs.values() if rate in by_rate)
-        for rate in rates
+        rate: fmean(loss_of(by_rate[rate]) for by_rate in choosing if rate in by_rate) for rate in rates
     }
     chosen = best_rate(losses)
     others = {seed: by_rate for seed, by_rate in sorted(runs.items()) if len(by_rate) == 1}

@@ -171,7 +171,7 @@ def test_scores_are_means_over_settings_of_the_best_rate():
     assert "35.0 (49.2)" in str(table)  # the paper's beside it
 
 
-def test_a_module_of_ones_own():
+def test_a_users_module():
     table = mad.benchmark(
         lambda hidden_size, max_length: nn.Linear(hidden_size, hidden_size),
         grid="smoke",

@@ -51,7 +51,7 @@ def test_the_backbone_has_the_published_size():
     assert model.layers[1].inner.up_proj.weight.shape == (352, 128)
 
 
-def test_initialisation_is_the_hosts():
+def test_mixers_are_initialised_like_the_backbone():
     model = LanguageBackbone("G-cg-q-12o", vocab_size=16, max_length=128)
     weight = model.layers[0].inner.v_proj.weight
     assert weight.abs().max() < 128**-0.5
@@ -89,14 +89,14 @@ def test_macro_accuracy_is_over_classes():
     assert macro_accuracy(torch.tensor([1, 1]), torch.tensor([1, 1])) == 1.0
 
 
-def test_evaluation_weighs_batches_by_size_and_ignores_what_is_not_asked():
-    class Says(nn.Module):
+def test_evaluation_weighs_batches_by_size_and_skips_ignored_targets():
+    class Repeat(nn.Module):
         def forward(self, x):
             return nn.functional.one_hot(x, 4).float() * 10
 
     inputs = torch.tensor([[1, 2], [1, 3], [2, 2]])
     targets = torch.tensor([[1, -100], [2, 3], [2, 2]])
-    found = evaluate(Says(), inputs, targets, 5, Training(batch_size=2, precision="float32"))
+    found = evaluate(Repeat(), inputs, targets, 5, Training(batch_size=2, precision="float32"))
     assert found.micro == pytest.approx(4 / 5)
     first = (1 + 0 + 1) / 3  # classes 1, 2, 3 of the first batch
     assert found.macro == pytest.approx((2 * first + 1 * 1.0) / 3)
@@ -157,7 +157,7 @@ def test_every_task_runs(task):
     assert run_cell(small)["steps"] == 2
 
 
-def test_a_module_of_ones_own():
+def test_a_users_module():
     model = build_backbone(
         "in-context-recall",
         lambda hidden_size, max_length: nn.Identity(),

@@ -92,7 +92,7 @@ def test_a_folder_with_tuning_seeds_alone_has_nothing_to_report(tmp_path, write_
     for rate in MINI.rates:
         write_lm(tmp_path, lm_cell(MINI, "S-p", 1, rate), 1.5)
     assert main(["study", "report", str(tmp_path)]) == 2
-    assert "has no loss to report (S-p: only tuning seeds have been run)" in capsys.readouterr().err
+    assert "has no loss to report: only tuning seeds have been run" in capsys.readouterr().err
 
 
 def test_rates_that_no_seed_has_in_common_are_refused(tmp_path, write_lm, tuned):
