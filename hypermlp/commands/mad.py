@@ -81,7 +81,7 @@ class RunCommand:
 class CompareCommand:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        mixers = "as for `mad run`; all means HyperGLU, HyperMLP and every baseline"
+        mixers = "as for `mad run`; all: ours and every baseline"
         parser.add_argument("mixers", nargs="+", help=mixers)
         add_run_options(parser)
 
