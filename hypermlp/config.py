@@ -182,18 +182,23 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def require_integers(settings: object, least: int, *names: str) -> None:
-    """Raise unless each of the named fields of ``settings`` is an integer of ``least`` or more."""
+def require_integers(settings: object, least: int, *names: str, prefix: str = "") -> None:
+    """Raise unless each of the named fields of ``settings`` is an integer of ``least`` or more.
+
+    ``prefix`` stands before the name in the message, for example "training.".
+    """
     for name in names:
         value = getattr(settings, name)
-        require(name, value, is_integer(value) and value >= least, f"a whole number, {least} or more")
+        require(
+            prefix + name, value, is_integer(value) and value >= least, f"a whole number, {least} or more"
+        )
 
 
-def require_options(settings: object, **options: Sequence[str]) -> None:
-    """Raise unless each of the named fields of ``settings`` has one of the values listed for it."""
+def require_options(settings: object, options: Mapping[str, Sequence[str]], prefix: str = "") -> None:
+    """Raise unless each field of ``settings`` that ``options`` names has one of the values listed for it."""
     for name, allowed in options.items():
         value = getattr(settings, name)
-        require(name, value, value in allowed, " or ".join(map(repr, allowed)))
+        require(prefix + name, value, value in allowed, " or ".join(map(repr, allowed)))
 
 
 def find_option(what: str, name: object, options: Mapping[str, Option]) -> Option:

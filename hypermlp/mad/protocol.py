@@ -83,7 +83,7 @@ class Training:
     """Stop when the accuracy of an evaluation exceeds this."""
 
     def __post_init__(self) -> None:
-        require_options(self, **SWITCHES)
+        require_options(self, SWITCHES)
         for name in ("learning_rate", "weight_decay", "solved"):
             value = getattr(self, name)
             require(name, value, is_number(value) and value >= 0, "a number, 0 or more")
@@ -170,7 +170,7 @@ class MadCell(Cell):
     def __post_init__(self) -> None:
         chosen = find_task(self.task).settings(**self.settings)  # raises before any training
         require_integers(chosen, 1, "num_train", "num_test")
-        require_options(self, sampler=SAMPLERS)
+        require_options(self, {"sampler": SAMPLERS})
         require_integers(self, 1, "width")
         check_seed(self.seed)
 

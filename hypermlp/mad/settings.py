@@ -44,8 +44,12 @@ class Settings:
         require_integers(self, 4, "seq_len")
         least = self.noise_vocab_size + self.specials + 2 * max(self.key_motif, self.value_motif)
         parts = f"{self.specials} special, {self.noise_vocab_size} for noise, and some for content"
-        enough = is_integer(self.vocab_size) and self.vocab_size >= least
-        require("vocab_size", self.vocab_size, enough, f"a whole number, {least} or more: {parts}")
+        require(
+            "vocab_size",
+            self.vocab_size,
+            is_integer(self.vocab_size) and self.vocab_size >= least,
+            f"a whole number, {least} or more: {parts}",
+        )
         noise = self.frac_noise
         allowed = is_number(noise) and 0 <= noise < 1 and (noise == 0 or self.noise_vocab_size > 0)
         require("frac_noise", noise, allowed, "0 or more, below 1, and 0 without noise_vocab_size")

@@ -139,14 +139,14 @@ class LmCell(Cell):
     def title(self) -> str:
         return f"{self.mixer}, seed {self.seed}, learning rate {self.rate:g}"
 
-    @property
-    def place(self) -> str:
-        return f"lm/{self.file_name}-{self.seed}"
-
     def summary(self, result: dict[str, Any]) -> str:
         if result["loss"] is None:
             return f"diverged: {result['diverged']}"
         return f"loss {result['loss']:.4f}, {result['parameters']:,} parameters, {result['seconds']:.0f} s"
+
+    @property
+    def place(self) -> str:
+        return f"lm/{self.file_name}-{self.seed}"
 
 
 def find_size(name: str) -> Size:
@@ -155,9 +155,7 @@ def find_size(name: str) -> Size:
 
 def find_rows(names: list[str], size: Size) -> list[str]:
     """Return the rows for labels and names of baselines, checked; "all" means all rows of the size."""
-    if names == ["all"]:
-        return list(size.rows)
-    return list(dict.fromkeys(map(mixer_name, names)))
+    return list(size.rows) if names == ["all"] else list(dict.fromkeys(map(mixer_name, names)))
 
 
 def lm_cell(size: Size, mixer: str, seed: int, rate: float | None = None) -> LmCell:
