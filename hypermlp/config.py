@@ -3,13 +3,15 @@
 import dataclasses
 import math
 import numbers
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from hypermlp.errors import UserError
 from hypermlp.label import Label
 
 TINY = 2.0**-126
+Option = TypeVar("Option")
 ACTIVATION_OF_BASE = {"S": "softmax", "R": "relu", "G": "glu"}
 
 
@@ -190,3 +192,34 @@ def divided(hidden_size: int, parts: int) -> int:
         f"a multiple of {parts}, by which a side is compressed (or give qk_width, vo_width)",
     )
     return int(hidden_size) // parts
+
+
+def is_number(value: object) -> bool:
+    """Return whether ``value`` is a finite int or float; a bool is not a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def require_integers(settings: object, least: int, *names: str, prefix: str = "") -> None:
+    """Raise unless each of the named fields of ``settings`` is an integer of ``least`` or more.
+
+    ``prefix`` stands before the name in the message, for example "training.".
+    """
+    for name in names:
+        value = getattr(settings, name)
+        require(
+            prefix + name, value, is_integer(value) and value >= least, f"a whole number, {least} or more"
+        )
+
+
+def require_options(settings: object, options: Mapping[str, Sequence[str]], prefix: str = "") -> None:
+    """Raise unless each field of ``settings`` that ``options`` names has one of the values listed for it."""
+    for name, allowed in options.items():
+        value = getattr(settings, name)
+        require(prefix + name, value, value in allowed, " or ".join(map(repr, allowed)))
+
+
+def find_option(what: str, name: object, options: Mapping[str, Option]) -> Option:
+    """Return ``options[name]``; for an unknown name, raise an error that lists the allowed ones."""
+    if not isinstance(name, str) or name not in options:
+        raise UserError(f"unknown {what} {name!r}; allowed: {', '.join(options)}")
+    return options[name]

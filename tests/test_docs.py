@@ -7,7 +7,6 @@ import pytest
 
 from hypermlp.bench import efficiency, lm, op
 from hypermlp.cli import main
-from hypermlp.commands.study import tuning_losses, tuning_table
 from hypermlp.evals.table import score_table
 from hypermlp.jobs.cells import recorded
 from hypermlp.layers.registry import BASELINES, chosen_mixers
@@ -19,6 +18,7 @@ from hypermlp.study import report
 from hypermlp.study.claims import CLAIMED
 from hypermlp.study.protocol import find_size, tuning_cells
 from hypermlp.study.summary import read_study, summary
+from hypermlp.study.tuning import tuning_table
 
 ROOT = Path(__file__).parents[1]
 
@@ -57,7 +57,7 @@ def test_learning_rates_of_rows_that_no_claim_uses():
         (cell, recorded(ROOT / "docs" / "results" / "study-tune", cell))
         for cell in tuning_cells(find_size("mini"))
     ]
-    table = tuning_table(tuning_losses(results))
+    table = tuning_table(results).markdown()
     assert table in (ROOT / "docs" / "study.md").read_text(), (
         "docs/study.md does not show docs/results/study-tune"
     )
@@ -66,7 +66,7 @@ def test_learning_rates_of_rows_that_no_claim_uses():
 def test_two_rows_at_every_learning_rate():
     wanted = tuning_cells(find_size("mini"), ["S-p", "G-cg-q-12o"])
     results = [(cell, recorded(ROOT / "docs" / "results" / "study-rates", cell)) for cell in wanted]
-    table = tuning_table(tuning_losses(results))
+    table = tuning_table(results).markdown()
     assert table in (ROOT / "docs" / "study.md").read_text(), (
         "docs/study.md does not show docs/results/study-rates"
     )

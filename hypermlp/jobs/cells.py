@@ -1,139 +1,164 @@
-"""Cells: trainings that are recorded once, and not run again where everything that defines them is equal.
+"""Cells: trainings that are recorded once, and are not run again while their record exists.
 
-A record is written as soon as its cell is done, by the process that asked for it, so whatever is interrupted loses the running
-cells at most.
+The process that requested a cell writes its record as soon as the cell is done. An interruption therefore
+loses only the cells that are running.
 """
 
 import dataclasses
 import hashlib
 import json
+import math
+import re
 import sys
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from hypermlp.errors import UserError
-from hypermlp.jobs.workers import CellError, Cluster, Local, Progress, Results, Tell, Work
+from hypermlp.jobs.workers import CellError, OnProgress, Progress, Results, Work, Workers
 from hypermlp.reporting.records import check_writable, new_record, read_record, write_record
 
+PRINT_EVERY = 5.0  # seconds
 
-class Cell(Protocol):
-    """A frozen dataclass: its fields are everything that defines a training; equal fields give equal results."""
 
-    __dataclass_fields__: ClassVar[dict[str, Any]]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cell(ABC):
+    """One training. Its fields define it completely: cells with equal fields give equal results."""
+
     kind: ClassVar[str]
-    """Of its records."""
+    """Record kind."""
+    mixer: str
+    """Label or name of the mixer that is trained."""
 
     @property
+    @abstractmethod
     def title(self) -> str:
-        """For people."""
+        """Human-readable title."""
 
     @property
+    @abstractmethod
     def place(self) -> str:
-        """Where its record goes, before a digest of the fields."""
+        """Path of the record within its folder, without the digest and the extension."""
 
-    def say(self, result: dict[str, Any]) -> str:
-        """What came out, for people."""
+    @abstractmethod
+    def summary(self, result: dict[str, Any]) -> str:
+        """Return a one-line summary of the result."""
+
+    @property
+    def file_name(self) -> str:
+        """The mixer's name, with every character that is unsafe in a file name replaced."""
+        return re.sub(r"[^A-Za-z0-9.!@-]", "_", self.mixer)
 
 
 def record_path(folder: Path, cell: Cell) -> Path:
+    """Return the path of a cell's record, which contains a digest of all fields of the cell."""
     digest = hashlib.sha256(json.dumps(dataclasses.asdict(cell), sort_keys=True).encode()).hexdigest()[:12]
     return folder / f"{cell.place}-{digest}.json"
 
 
 def recorded(folder: Path, cell: Cell) -> dict[str, Any] | None:
-    """The result of a cell that was run, if everything that defines it is equal."""
+    """Return the recorded result of a cell; None if ``folder`` has no record of exactly this cell."""
     path = record_path(folder, cell)
     if not path.is_file():
         return None
     try:
         record = read_record(path, cell.kind)
     except ValueError as error:
-        raise UserError(f"{error}; remove it, and its cell is run again") from error
+        raise UserError(f"{error}; remove the file to run this cell again") from error
     same = record["settings"] == json.loads(json.dumps(dataclasses.asdict(cell)))
-    results: dict[str, Any] = record["results"]
-    return results if same else None
+    return record["results"] if same else None
 
 
-def run_cells(work: Work, wanted: list[Any], folder: Path, where: Local | Cluster, *, tell: Tell) -> Results:
-    """Every cell with its result, or with what went wrong: first those that are recorded, then the others as they get done."""
+def finite_fields(values: Any) -> dict[str, float | None]:
+    """Return the fields of a named tuple for JSON, where non-finite numbers become None."""
+    return {name: value if math.isfinite(value) else None for name, value in values._asdict().items()}
+
+
+def run_cells(
+    work: Work, wanted: list[Any], folder: Path, workers: Workers, *, on_progress: OnProgress
+) -> Results:
+    """Yield every cell with its result or CellError: recorded cells first, then the others as they finish."""
     missing = []
     for cell in wanted:
-        known = recorded(folder, cell)
-        if known is None:
+        result = recorded(folder, cell)
+        if result is None:
             missing.append(cell)
         else:
-            yield cell, known
-    for cell, result in where.run(work, missing, tell):
-        if not isinstance(result, CellError):
-            write_record(record_path(folder, cell), new_record(cell.kind, dataclasses.asdict(cell), result))
-        yield cell, result
+            yield cell, result
+    for cell, outcome in workers.run(work, missing, on_progress):
+        if not isinstance(outcome, CellError):
+            write_record(record_path(folder, cell), new_record(cell.kind, dataclasses.asdict(cell), outcome))
+        yield cell, outcome
 
 
 @dataclasses.dataclass
 class Outcome:
-    """Of a command: what came out, and what did not."""
+    """Results and failures of the cells of one command."""
 
     results: list[tuple[Any, dict[str, Any]]]
+    """Finished cells with their results, in the order in which the command listed the cells."""
     failures: list[CellError]
 
-    def complain(self) -> None:
-        """After everything else was shown."""
+    def raise_if_failed(self) -> None:
+        """Raise if any cell failed; call after printing the results."""
         if self.failures:
-            what = "\n".join(map(str, self.failures))
+            reasons = "\n".join(map(str, self.failures))
             raise UserError(
-                f"{len(self.failures)} of the cells failed; the others are recorded, and the same command goes on:\n{what}"
+                f"{len(self.failures)} of the cells failed; the others are recorded. "
+                f"Run the same command again to retry the failed ones:\n{reasons}"
             )
 
 
-def run_and_tell(work: Work, wanted: list[Any], folder: Path, where: Local | Cluster) -> Outcome:
-    """For a command: all of them, with lines about how far they are."""
+def run_with_progress(work: Work, wanted: list[Any], folder: Path, workers: Workers) -> Outcome:
+    """Run the cells that have no record in ``folder``, print progress to stderr and return all results."""
     check_writable(folder / "record")
     known = sum(recorded(folder, cell) is not None for cell in wanted)
-    tell_people(f"{len(wanted)} cell{'s' * (len(wanted) != 1)}, {known} of them recorded in {folder}")
-    teller, outcome = Teller(len(wanted) - known), Outcome([], [])
+    print_status(f"{known} of {len(wanted)} cells are recorded in {folder}")
+    printer, outcome = ProgressPrinter(len(wanted) - known), Outcome([], [])
     try:
-        for i, (cell, result) in enumerate(run_cells(work, wanted, folder, where, tell=teller.progress)):
+        for number, (cell, result) in enumerate(
+            run_cells(work, wanted, folder, workers, on_progress=printer.update)
+        ):
             if isinstance(result, CellError):
                 outcome.failures.append(result)
-                teller.done(f"{result}")
+                printer.finish(str(result))
                 continue
             outcome.results.append((cell, result))
-            if i >= known:
-                teller.done(f"{cell.title}: {cell.say(result)}")
+            if number >= known:
+                printer.finish(f"{cell.title}: {cell.summary(result)}")
     except KeyboardInterrupt:
-        tell_people(
-            f"interrupted: {len(outcome.results)} of {len(wanted)} are recorded, and the same command goes on"
-        )
+        done = f"{len(outcome.results)} of {len(wanted)} cells are recorded"
+        print_status(f"interrupted: {done}; run the same command again to continue")
         raise
+    outcome.results.sort(key=lambda item: wanted.index(item[0]))
     return outcome
 
 
-def tell_people(line: str) -> None:
-    """Beside the results, which go to the standard output."""
+def print_status(line: str) -> None:
+    """Print a line to stderr, because stdout is for results."""
     print(line, file=sys.stderr, flush=True)
 
 
-class Teller:
-    """How well the cells do so far, and time left, as far as those that are done tell."""
+class ProgressPrinter:
+    """Print progress with an ETA estimated from the finished cells."""
 
     def __init__(self, cells: int):
         self.cells, self.finished = cells, 0
-        self.began = self.told = time.monotonic()
+        self.started = self.last_update = time.monotonic()
 
-    def progress(self, cell: Cell, progress: Progress) -> None:
-        if time.monotonic() - self.told < 5:
+    def update(self, cell: Cell, progress: Progress) -> None:
+        """Print the progress of a running cell, but not more often than every PRINT_EVERY seconds."""
+        if time.monotonic() - self.last_update < PRINT_EVERY:
             return
-        self.told = time.monotonic()
-        left = progress.seconds * (progress.steps / progress.step - 1)
-        tell_people(
-            f"  {cell.title}: step {progress.step}/{progress.steps}, {progress.news}, at most {left:.0f} s left of this cell"
-        )
+        self.last_update = time.monotonic()
+        left = progress.seconds * (progress.steps / progress.step - 1)  # less if the cell stops early
+        step = f"step {progress.step}/{progress.steps}"
+        print_status(f"  {cell.title}: {step}, {progress.metric}, ETA of this cell at most {left:.0f} s")
 
-    def done(self, what: str) -> None:
+    def finish(self, line: str) -> None:
+        """Print ``line``, which describes a finished cell, with the ETA of the remaining cells."""
         self.finished += 1
-        left = (time.monotonic() - self.began) / self.finished * (self.cells - self.finished)
-        tell_people(
-            f"[{self.finished}/{self.cells}] {what}"
-            + f"; about {left / 60:.0f} min left" * (self.finished < self.cells)
-        )
+        left = (time.monotonic() - self.started) / self.finished * (self.cells - self.finished)
+        eta = f"; ETA {left / 60:.0f} min" if self.finished < self.cells else ""
+        print_status(f"[{self.finished}/{self.cells}] {line}{eta}")

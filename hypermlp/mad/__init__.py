@@ -1,7 +1,11 @@
-"""MAD: synthetic tasks that tell architectures apart. ``mad.generate(task, split="train")`` gives inputs and targets."""
+"""The MAD benchmark: six synthetic tasks that distinguish sequence mixers.
 
-from hypermlp.mad.run import benchmark
+``mad.generate(task, split="train")`` returns inputs and targets; ``mad.benchmark(mixer)`` trains and scores
+a mixer.
+"""
+
 from hypermlp.mad.settings import IGNORED
 from hypermlp.mad.tasks import TASKS, Task, generate
+from hypermlp.mad.training import benchmark
 
 __all__ = ["IGNORED", "TASKS", "Task", "benchmark", "generate"]

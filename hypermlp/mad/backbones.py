@@ -1,4 +1,4 @@
-"""The benchmark's two backbones around any mixer.
+"""The two backbones of the benchmark, around any mixer.
 
 Shapes: B batch, T positions, D width, V vocabulary.
 """
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from hypermlp.layers.mlp import SwigluMlp
 from hypermlp.mad.mixers import MakeMixer, make
 
-NORM_EPS, DEPTH = 1e-5, 2
+NORM_EPS, DEPTH, INIT_STD = 1e-5, 2, 0.02
 
 
 def swiglu_width(width: int) -> int:
-    """8/3 of the width, up to a multiple of 16."""
+    """Return 8/3 of the width, rounded up to a multiple of 16."""
     return -(-(8 * width // 3) // 16) * 16
 
 
@@ -29,57 +29,56 @@ class Residual(nn.Module):
         self.inner = inner
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + self.inner(self.norm(x))
-        return out
+        return x + self.inner(self.norm(x))
 
 
 def mixing_layers(mixer: str | MakeMixer, width: int, max_length: int) -> nn.Sequential:
-    """Mixer, SwiGLU, mixer, SwiGLU."""
+    """Return the residual layers mixer, SwiGLU, mixer, SwiGLU."""
     parts: list[nn.Module] = []
     for _ in range(DEPTH):
         parts += [make(mixer, width, max_length), SwigluMlp(width, swiglu_width(width))]
     return nn.Sequential(*(Residual(width, part) for part in parts))
 
 
-def _reset_linears(model: nn.Module, reset: Callable[[nn.Linear], object]) -> None:
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            reset(module)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-
-
-class LanguageBackbone(nn.Module):
-    """Embedding, (mixer, SwiGLU) twice, norm, head; positions come from the mixers alone. ``[B, T] -> [B, T, V]``."""
+class Backbone(nn.Module):
+    """Embedding and mixing layers of both backbones, which map ``[B, T]`` tokens to ``[B, T, V]``."""
 
     def __init__(self, mixer: str | MakeMixer, *, vocab_size: int, max_length: int, width: int = 128):
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, width)
         self.layers = mixing_layers(mixer, width, max_length)
-        self.norm = nn.RMSNorm(width, eps=NORM_EPS)
-        self.head = nn.Linear(width, vocab_size)
-        self.reset_parameters()
 
     @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """Embeddings N(0, 0.02); matrices as PyTorch begins them, those in the mixers too; biases zero."""
-        nn.init.normal_(self.embedding.weight, std=0.02)
-        _reset_linears(self, lambda linear: linear.reset_parameters())
+    def initialize(self, reset: Callable[[nn.Linear], object]) -> None:
+        """Draw embeddings from N(0, 0.02), call ``reset`` on every linear layer, set all biases to zero."""
+        nn.init.normal_(self.embedding.weight, std=INIT_STD)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                reset(module)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+
+class LanguageBackbone(Backbone):
+    """Embedding, (mixer, SwiGLU) twice, norm, head. Only the mixers see positions."""
+
+    def __init__(self, mixer: str | MakeMixer, *, vocab_size: int, max_length: int, width: int = 128):
+        super().__init__(mixer, vocab_size=vocab_size, max_length=max_length, width=width)
+        self.norm = nn.RMSNorm(width, eps=NORM_EPS)
+        self.head = nn.Linear(width, vocab_size)
+        self.initialize(lambda linear: linear.reset_parameters())  # also within the mixers
 
     def forward(self, tokens: Tensor) -> Tensor:
-        out: Tensor = self.head(self.norm(self.layers(self.embedding(tokens))))
-        return out
+        return self.head(self.norm(self.layers(self.embedding(tokens))))
 
 
-class Autoencoder(nn.Module):
-    """Compression: all that is left of the sequence is its last position, and from it every token is rebuilt. ``[B, T] -> [B, T, V]``."""
+class Autoencoder(Backbone):
+    """Backbone of the compression task: rebuilds every token from the output at the last position alone."""
 
     positions: Tensor
 
     def __init__(self, mixer: str | MakeMixer, *, vocab_size: int, max_length: int, width: int = 128):
-        super().__init__()
-        self.embedding = nn.Embedding(vocab_size, width)
-        self.layers = mixing_layers(mixer, width, max_length)
+        super().__init__(mixer, vocab_size=vocab_size, max_length=max_length, width=width)
         self.register_buffer("positions", sinusoids(max_length, width), persistent=False)
         hidden = [
             part
@@ -87,22 +86,15 @@ class Autoencoder(nn.Module):
             for part in (nn.RMSNorm(width, eps=NORM_EPS), nn.Linear(width, width), nn.GELU())
         ]
         self.decoder = nn.Sequential(*hidden, nn.RMSNorm(width, eps=NORM_EPS), nn.Linear(width, vocab_size))
-        self.reset_parameters()
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """Every matrix and the embeddings N(0, 0.02), biases zero."""
-        nn.init.normal_(self.embedding.weight, std=0.02)
-        _reset_linears(self, lambda linear: nn.init.normal_(linear.weight, std=0.02))
+        self.initialize(lambda linear: nn.init.normal_(linear.weight, std=INIT_STD))
 
     def forward(self, tokens: Tensor) -> Tensor:
         code = self.layers(self.embedding(tokens))[:, -1:]
-        out: Tensor = self.decoder(code + self.positions[: tokens.shape[1]])
-        return out
+        return self.decoder(code + self.positions[: tokens.shape[1]])
 
 
 def sinusoids(length: int, width: int) -> Tensor:
-    """``[T, D]``: half sines, half cosines, frequencies from 1 down to 1/10000."""
+    """Return ``[T, D]`` positions: half sines, half cosines, with frequencies from 1 down to 1/10000."""
     half = width // 2
     frequency = torch.exp(-math.log(10_000) * torch.arange(half) / (half - 1))
     angle = torch.arange(length)[:, None] * frequency
@@ -112,6 +104,6 @@ def sinusoids(length: int, width: int) -> Tensor:
 def build_backbone(
     task: str, mixer: str | MakeMixer, *, vocab_size: int, max_length: int, width: int = 128
 ) -> nn.Module:
-    """The one that a task is run with."""
+    """Return the backbone that the benchmark trains on ``task``."""
     kind = Autoencoder if task == "compression" else LanguageBackbone
     return kind(mixer, vocab_size=vocab_size, max_length=max_length, width=width)

@@ -1,4 +1,4 @@
-"""What can be put into the benchmark: a label or registered name, or a function of the user's, checked before anything is trained."""
+"""Mixers for the benchmark: a label, a registered name, or a user's function, checked before any training."""
 
 import hashlib
 import importlib
@@ -15,19 +15,29 @@ from torch import Tensor, nn
 from hypermlp.errors import UserError
 from hypermlp.jobs.workers import describe
 from hypermlp.layers import build_mixer
+from hypermlp.mad.protocol import MadCell
+from hypermlp.mad.tasks import find_task
 
 MakeMixer = Callable[..., nn.Module]
-CONTRACT = "it must be a function make(hidden_size=..., max_length=...) that returns a causal module [B, T, D] -> [B, T, D]"
+CONTRACT = (
+    "it must be a function make(hidden_size=..., max_length=...) that returns a causal module "
+    "[B, T, D] -> [B, T, D]"
+)
 
 
 def make(mixer: str | MakeMixer, width: int, max_length: int) -> nn.Module:
+    """Build the layer of a label, of a registered name, or of a user's function."""
     if isinstance(mixer, str):
         return build_mixer(mixer, hidden_size=width, max_length=max_length)
     return mixer(hidden_size=width, max_length=max_length)
 
 
 def identify(name: str) -> str:
-    """What cells and records know a mixer by: a label is itself, "package.module:function" also has a digest of the module's source."""
+    """Return the name of a mixer in cells and records.
+
+    A label stays as it is. "package.module:function" gets a digest of the module's source appended, so that
+    an edited module makes new cells.
+    """
     if ":" not in name:
         return name
     source = inspect.getsourcefile(inspect.getmodule(_load(name)) or sys.modules[name.partition(":")[0]])
@@ -35,7 +45,7 @@ def identify(name: str) -> str:
 
 
 def resolve(name: str) -> str | MakeMixer:
-    """A label or registered name as it is; the function behind "package.module:function", with or without a digest."""
+    """Import the function that "package.module:function" names; return any other name unchanged."""
     return _load(name.partition("@")[0]) if ":" in name else name
 
 
@@ -44,40 +54,55 @@ def _load(name: str) -> Any:
     if not module or not attribute:
         raise UserError(f"mixer is {name!r}; allowed: a label such as G-cg-q-12o, or package.module:function")
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # where a user's file is
+        sys.path.append(os.getcwd())  # the module may be a file in the current folder
     try:
         return getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # whatever the user's module raises
+    except Exception as error:  # the user's module can raise anything
         raise UserError(f"mixer {name!r} cannot be imported: {describe(error)}") from error
 
 
+def check_mixers(wanted: list[MadCell], mixer: str | MakeMixer | None = None) -> None:
+    """Check every mixer at each width and length that occurs, so that mistakes surface before any training.
+
+    ``mixer`` replaces the mixers that the cells name.
+    """
+    sizes = {
+        (cell.mixer, cell.width, find_task(cell.task).settings(**cell.settings).seq_len) for cell in wanted
+    }
+    for name, width, length in sorted(sizes):
+        check(name, mixer or resolve(name), width, length)
+
+
 def check(name: str, mixer: str | MakeMixer, width: int, max_length: int) -> None:
-    """Builds it, and a user's is tried: its shape, and that no position sees a later one."""
-    if isinstance(mixer, str):
-        try:
-            with torch.device("meta"):
-                make(mixer, width, max_length)
-        except ValueError as error:
-            raise UserError(f"{error}; or package.module:function for a mixer of your own") from error
-        return
+    """Raise unless the mixer can be built; call a user's module to check its output and that it is causal."""
+    if not isinstance(mixer, str):
+        return _check_module(name, mixer, width, max_length)
+    try:
+        with torch.device("meta"):
+            make(mixer, width, max_length)
+    except ValueError as error:
+        raise UserError(f"{error}; or package.module:function for a mixer of your own") from error
+
+
+def _check_module(name: str, mixer: MakeMixer, width: int, max_length: int) -> None:
     x = torch.randn(2, max_length, width, generator=torch.Generator().manual_seed(0))
     half = max_length // 2
-    later = torch.cat([x[:, :half], -x[:, half:]], dim=1)
+    changed = torch.cat([x[:, :half], -x[:, half:]], dim=1)
     try:
         made = make(mixer, width, max_length)
         if not isinstance(made, nn.Module):
-            raise TypeError(f"it made a {type(made).__name__}")
+            raise TypeError(f"it returned a {type(made).__name__}")
         with torch.no_grad():
-            out, other = made.eval()(x), made(later)
-    except Exception as error:  # whatever the user's code raises
+            out, other = made.eval()(x), made(changed)
+    except Exception as error:  # the user's code can raise anything
         raise UserError(f"mixer {name!r} fails: {describe(error)}; {CONTRACT}") from error
     if not isinstance(out, Tensor) or out.shape != x.shape or out.dtype != x.dtype:
         got = f"{list(out.shape)} of {out.dtype}" if isinstance(out, Tensor) else type(out).__name__
-        wanted = f"{list(x.shape)} of {x.dtype}"
         raise UserError(
-            f"mixer {name!r} gave {got} for an input {wanted}; it must give a tensor of the same shape and type"
+            f"mixer {name!r} returned {got} for an input {list(x.shape)} of {x.dtype}; "
+            "it must return a tensor of the same shape and type"
         )
     if not out.isfinite().all():
-        raise UserError(f"mixer {name!r} gave numbers that are not finite for a normal input")
+        raise UserError(f"mixer {name!r} returned non-finite numbers for a normally distributed input")
     if not torch.allclose(out[:, :half], other[:, :half], rtol=1e-4, atol=1e-5):
-        raise UserError(f"mixer {name!r} is not causal: a position changes with a later one; {CONTRACT}")
+        raise UserError(f"mixer {name!r} is not causal: an output depends on a later input; {CONTRACT}")

@@ -1,141 +1,122 @@
-"""The benchmark's protocol as data: what is varied, how it is trained, and reduced grids for machines without a GPU.
+"""The benchmark's protocol as data: what is varied and how it is trained, with reduced grids for machines
+without a GPU.
 
-One thing at a time is changed from the baseline, never two. A cell is one training: a mixer, a task, its settings, a learning
-rate and a weight decay.
+A grid changes one setting at a time from the baseline. A cell is one training: a mixer, a task, its
+settings, a learning rate and a weight decay.
 """
 
 import itertools
-import math
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
-from hypermlp.config import require
-from hypermlp.errors import UserError
-from hypermlp.mad.settings import whole
-from hypermlp.mad.tasks import SAMPLERS, TASKS, find_task
+from hypermlp.config import find_option, is_number, require, require_integers, require_options
+from hypermlp.jobs.cells import Cell
+from hypermlp.mad.settings import check_seed
+from hypermlp.mad.tasks import SAMPLERS, SEED, TASKS, find_task
 
 Changes = dict[str, Any]
-SCHEDULES, SCORES, ACCURACIES, PRECISIONS = (
-    ("constant", "cosine"),
-    ("best", "last"),
-    ("macro", "micro"),
-    ("bfloat16", "float32"),
-)
+Value = TypeVar("Value")
+SWITCHES = {  # fields of Training, with the published code's choice first
+    "schedule": ("constant", "cosine"),
+    "score": ("best", "last"),
+    "accuracy": ("macro", "micro"),
+    "precision": ("bfloat16", "float32"),
+}
 
-TRAINING_SETS = [{"num_train": n} for n in (6400, 3200, 1600, 800)]
-LENGTHS = [{"seq_len": n} for n in (256, 512, 1024)]
+
+def _each(name: str, *values: float) -> list[Changes]:
+    return [{name: value} for value in values]
+
+
+TRAINING_SETS = _each("num_train", 6400, 3200, 1600, 800)
+RECALL = [{}, *_each("vocab_size", 32, 64, 128), *_each("seq_len", 256, 512, 1024), *TRAINING_SETS]
 PUBLISHED: dict[str, list[Changes]] = {  # 66 settings, the baseline first
-    "in-context-recall": [{}, *({"vocab_size": n} for n in (32, 64, 128)), *LENGTHS, *TRAINING_SETS],
+    "in-context-recall": RECALL,
     "noisy-in-context-recall": [
         {},
-        *({"vocab_size": n} for n in (48, 80, 144)),
-        *LENGTHS,
+        *_each("vocab_size", 48, 80, 144),
+        *_each("seq_len", 256, 512, 1024),
         *TRAINING_SETS,
-        *({"frac_noise": share} for share in (0.4, 0.6, 0.8)),
+        *_each("frac_noise", 0.4, 0.6, 0.8),
     ],
-    "fuzzy-in-context-recall": [{}, *({"vocab_size": n} for n in (32, 64, 128)), *LENGTHS, *TRAINING_SETS],
-    "memorization": [{}, *({"vocab_size": n} for n in (512, 1024, 2048, 4096, 8192))],
+    "fuzzy-in-context-recall": RECALL,
+    "memorization": [{}, *_each("vocab_size", 512, 1024, 2048, 4096, 8192)],
     "compression": [
         {},
-        *({"vocab_size": n} for n in (32, 64, 128)),
-        *({"seq_len": n} for n in (64, 128, 256)),
+        *_each("vocab_size", 32, 64, 128),
+        *_each("seq_len", 64, 128, 256),
         *TRAINING_SETS,
     ],
     "selective-copying": [
         {},
-        *({"vocab_size": n} for n in (32, 64, 128)),
-        *({"seq_len": n} for n in (512, 1024)),
+        *_each("vocab_size", 32, 64, 128),
+        *_each("seq_len", 512, 1024),
         *TRAINING_SETS,
-        *({"copied": n} for n in (32, 64, 96)),
+        *_each("copied", 32, 64, 96),
     ],
 }
 
 
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How a cell is trained and scored. The defaults are what the published code does, which is not all that it says."""
+    """How a cell is trained and scored. The defaults are those of the published code."""
 
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
-    """On all parameters."""
+    """Weight decay of all parameters."""
     batch_size: int = 128
     epochs: int = 200
     evaluate_every: int | None = None
-    """Steps between evaluations on the test set; None for once an epoch."""
+    """Steps between evaluations on the test set; None for one evaluation per epoch."""
     schedule: str = "constant"
-    """The published code asks for a "cosine" over the epochs, down to 1e-6, in a way that its framework ignores.
-    With one epoch, a cosine over its steps."""
+    """"constant", or "cosine" from ``learning_rate`` to 1e-6 over the epochs (over the steps, if there is
+    one epoch). The published code requests a cosine, but its framework ignores the request."""
     score: str = "best"
-    """From the evaluation of least perplexity ("best"), as the published code does without saying, or from the "last" one."""
+    """"best" takes the score of the evaluation with the lowest perplexity, as the published code does;
+    "last" that of the last evaluation."""
     accuracy: str = "macro"
-    """"macro": in each batch the mean over classes, as published; "micro": over positions. Both are always recorded."""
+    """Mean over the classes of each batch ("macro", as published) or over positions ("micro")."""
     precision: str = "bfloat16"
-    """Autocast, as published, or "float32"."""
+    """"bfloat16" (autocast, as published) or "float32"."""
     solved: float = 0.999
-    """Stop when an evaluation is above."""
+    """Stop when the accuracy of an evaluation exceeds this."""
 
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("schedule", SCHEDULES),
-            ("score", SCORES),
-            ("accuracy", ACCURACIES),
-            ("precision", PRECISIONS),
-        ):
-            require(
-                name, getattr(self, name), getattr(self, name) in allowed, " or ".join(map(repr, allowed))
-            )
+        require_options(self, SWITCHES)
         for name in ("learning_rate", "weight_decay", "solved"):
-            require(
-                name,
-                getattr(self, name),
-                _number(getattr(self, name)) and getattr(self, name) >= 0,
-                "a number, 0 or more",
-            )
+            value = getattr(self, name)
+            require(name, value, is_number(value) and value >= 0, "a number, 0 or more")
         require("learning_rate", self.learning_rate, self.learning_rate > 0, "positive")
-        for name in ("batch_size", "epochs"):
-            require(
-                name,
-                getattr(self, name),
-                whole(getattr(self, name)) and getattr(self, name) > 0,
-                "a whole number, 1 or more",
-            )
-        every = self.evaluate_every
-        require(
-            "evaluate_every",
-            every,
-            every is None or (whole(every) and every > 0),
-            "a whole number, 1 or more, or None",
-        )
+        require_integers(self, 1, "batch_size", "epochs")
+        if self.evaluate_every is not None:
+            require_integers(self, 1, "evaluate_every")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Which settings, learning rates and weight decays; how each is trained."""
+    """The settings, learning rates and weight decays to train every mixer with."""
 
     settings: dict[str, list[Changes]]
+    """Changes of the baseline, by task."""
     training: dict[str, Training]
+    """How cells are trained, by task."""
     learning_rates: dict[str, tuple[float, ...]]
     weight_decays: tuple[float, ...] = (0.0,)
     sampler: str = "published"
     width: int = 128
-    seed: int = 12345
+    seed: int = SEED
     about: str = field(default="", compare=False)
+    """One-line description, for ``--help``."""
 
 
-Of = TypeVar("Of")
-
-
-def _for_all(usual: Of, **special: Of) -> dict[str, Of]:
+def _for_all(usual: Value, **special: Value) -> dict[str, Value]:
+    """Return a value for every task: ``usual``, or the one named like the task with ``_`` for ``-``."""
     return {task: special.get(task.replace("-", "_"), usual) for task in TASKS}
 
 
 _SMALL = Training(batch_size=32, epochs=1, evaluate_every=25, precision="float32")
+_SMOKE: Changes = {"num_train": 64, "num_test": 32, "seq_len": 32}
 GRIDS = {
     "full": Grid(
         settings=PUBLISHED,
@@ -163,33 +144,22 @@ GRIDS = {
         about="each task once, two of them with larger vocabularies: minutes for each mixer on two cores",
     ),
     "smoke": Grid(
-        settings={
-            task: [
-                {
-                    "num_train": 64,
-                    "num_test": 32,
-                    "seq_len": 32,
-                    **({"copied": 4} if "copying" in task else {}),
-                }
-            ]
-            for task in TASKS
-        },
+        settings=_for_all([_SMOKE], selective_copying=[{**_SMOKE, "copied": 4}]),
         learning_rates=_for_all((1e-3,)),
         training=_for_all(replace(_SMALL, evaluate_every=1)),
         sampler="fast",
         width=32,
-        about="two steps of everything, in seconds",
+        about="two steps of each task, in seconds",
     ),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
-    """Everything that defines a training: two cells with equal fields give equal results."""
+class MadCell(Cell):
+    """One training of a mixer on a task."""
 
-    kind: ClassVar = "mad"
+    kind: ClassVar[str] = "mad"
 
-    mixer: str
     task: str
     settings: Changes
     training: Training
@@ -198,17 +168,11 @@ class Cell:
     seed: int
 
     def __post_init__(self) -> None:
-        chosen = find_task(self.task).settings(**self.settings)  # says what is wrong before anything runs
-        for name in ("num_train", "num_test"):
-            require(name, getattr(chosen, name), getattr(chosen, name) > 0, "positive")
-        require("sampler", self.sampler, self.sampler in SAMPLERS, " or ".join(map(repr, SAMPLERS)))
-        require("width", self.width, whole(self.width) and self.width > 0, "a whole number, 1 or more")
-        require(
-            "seed",
-            self.seed,
-            whole(self.seed) and 0 <= self.seed < 2**32,
-            "a whole number, 0 or more and below 2**32",
-        )
+        chosen = find_task(self.task).settings(**self.settings)  # raises before any training
+        require_integers(chosen, 1, "num_train", "num_test")
+        require_options(self, {"sampler": SAMPLERS})
+        require_integers(self, 1, "width")
+        check_seed(self.seed)
 
     @property
     def title(self) -> str:
@@ -216,53 +180,53 @@ class Cell:
 
     @property
     def place(self) -> str:
-        return f"{self.task}/{re.sub(r'[^A-Za-z0-9.!@-]', '_', self.mixer)}"
+        return f"{self.task}/{self.file_name}"
 
-    def say(self, result: dict[str, Any]) -> str:
-        diverged = ", where it diverged" * result["diverged"]
+    def summary(self, result: dict[str, Any]) -> str:
+        diverged = " (diverged)" if result["diverged"] else ""
         return f"{result['score']:.1%} after {result['steps']} steps{diverged}, {result['seconds']:.0f} s"
 
 
-def changed(cell: Cell, **changes: Any) -> Cell:
-    """The cell with other settings of the task, fields of Training, ``width``, ``seed`` or ``sampler``; unknown names raise."""
-    of_training = {f.name for f in fields(Training)}
-    own = {name: value for name, value in changes.items() if name in ("width", "seed", "sampler")}
-    training = {name: value for name, value in changes.items() if name in of_training}
-    settings = {name: value for name, value in changes.items() if name not in own and name not in training}
-    return replace(
-        cell, settings=cell.settings | settings, training=replace(cell.training, **training), **own
-    )
+def changed(cell: MadCell, **changes: Any) -> MadCell:
+    """Return the cell with other values of ``width``, ``seed``, ``sampler``, fields of Training or task
+    settings.
+
+    Names that are none of these raise.
+    """
+    own: Changes = {}
+    training, settings = asdict(cell.training), dict(cell.settings)
+    for name, value in changes.items():
+        target = own if name in ("width", "seed", "sampler") else training if name in training else settings
+        target[name] = value
+    return replace(cell, settings=settings, training=Training(**training), **own)
 
 
-def read_cell(settings: dict[str, Any]) -> Cell:
-    """From a record's settings."""
-    return Cell(**{**settings, "training": Training(**settings["training"])})
+def read_cell(settings: dict[str, Any]) -> MadCell:
+    """Return the cell that a record's settings describe."""
+    return MadCell(**{**settings, "training": Training(**settings["training"])})
 
 
-def grid_of(cell: Cell) -> str | None:
-    """The grid that has it as it is."""
+def grid_of(cell: MadCell) -> str | None:
+    """Return the name of the grid that contains the cell; None if a user changed it."""
     return next((name for name, grid in GRIDS.items() if cell in cells(cell.mixer, grid, [cell.task])), None)
 
 
 def find_grid(name: str) -> Grid:
-    if name not in GRIDS:
-        raise UserError(f"unknown grid {name!r}; allowed: {', '.join(GRIDS)}")
-    return GRIDS[name]
+    return find_option("grid", name, GRIDS)
 
 
-def cells(mixer: str, grid: Grid, tasks: list[str]) -> Iterator[Cell]:
-    """The trainings of one mixer."""
+def cells(mixer: str, grid: Grid, tasks: list[str]) -> Iterator[MadCell]:
+    """Yield the cells of one mixer on the given tasks."""
     for task in tasks:
         find_task(task)
-        for changes, rate, decay in itertools.product(
+        for settings, rate, decay in itertools.product(
             grid.settings[task], grid.learning_rates[task], grid.weight_decays
         ):
-            chosen = replace(grid.training[task], learning_rate=rate, weight_decay=decay)
-            yield Cell(
+            yield MadCell(
                 mixer=mixer,
                 task=task,
-                settings=changes,
-                training=chosen,
+                settings=settings,
+                training=replace(grid.training[task], learning_rate=rate, weight_decay=decay),
                 sampler=grid.sampler,
                 width=grid.width,
                 seed=grid.seed,

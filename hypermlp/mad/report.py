@@ -1,67 +1,80 @@
-"""Results as a table: a row for each mixer, a column for each task, the published value beside ours."""
+"""Scores of the benchmark, as numbers and as a table with the published values beside ours."""
 
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from hypermlp.label import PAPER_ROWS
-from hypermlp.mad.protocol import Cell
+from hypermlp.mad.protocol import MadCell
 from hypermlp.mad.tasks import TASKS
-from hypermlp.paper.mad import PAPER_COLUMNS
-from hypermlp.paper.mad import PUBLISHED_BASELINES as PEERS
-from hypermlp.reporting import table
+from hypermlp.paper.mad import PAPER_COLUMNS, PUBLISHED_BASELINES
+from hypermlp.reporting.table import Table
+
+AVERAGE = "average"
+PUBLISHED: dict[str, dict[str, float]] = {
+    label: {
+        column: getattr(row, field) for column, field in (PAPER_COLUMNS | {AVERAGE: "mad_average"}).items()
+    }
+    for label, row in PAPER_ROWS.items()
+} | {
+    name: dict(zip(TASKS, scores, strict=True)) | {AVERAGE: fmean(scores)}
+    for name, scores in PUBLISHED_BASELINES.items()
+}
 
 
 @dataclass(frozen=True)
-class Table:
-    """``scores[mixer][task]``: the mean over settings of the best over learning rates and weight decays, between 0 and 1."""
+class Scores:
+    """Scores of mixers by task; ``print`` shows them as a Markdown table in percent."""
 
     scores: dict[str, dict[str, float]]
+    """``scores[mixer][task]``, between 0 and 1: the mean over settings of the best score over learning
+    rates and weight decays."""
 
     def average(self, mixer: str) -> float | None:
-        """Over all six tasks; None if one is missing."""
-        scores = self.scores[mixer]
-        return sum(scores.values()) / len(TASKS) if len(scores) == len(TASKS) else None
+        """Return the mean over all six tasks; None if one is missing."""
+        scores = self.scores.get(mixer, {})
+        return fmean(scores.values()) if len(scores) == len(TASKS) else None
 
-    def table(self) -> table.Table:
-        """Return a table in percent, with a row for each mixer and a column for each task that was run."""
+    def cell(self, mixer: str, column: str, published_as: str | None = None) -> str:
+        """Return the score in percent, with the published value in brackets if there is one.
+
+        ``column`` is a task or AVERAGE. ``published_as`` is the published name of the mixer if it differs.
+        """
+        ours = self.average(mixer) if column == AVERAGE else self.scores.get(mixer, {}).get(column)
+        published = published_value(published_as or mixer, column)
+        shown = "" if ours is None else f"{100 * ours:.1f}"
+        return shown if published is None else f"{shown} ({published:.1f})".strip()
+
+    def table(self) -> Table:
+        """Return a table with a row for each mixer and a column for each task that was run."""
         tasks = [task for task in TASKS if any(task in scores for scores in self.scores.values())]
-        complete = len(tasks) == len(TASKS)
-        rows = []
-        for mixer, scores in self.scores.items():
-            cells = [self._cell(scores.get(task), published_value(mixer, task)) for task in tasks]
-            if complete:
-                cells.append(self._cell(self.average(mixer), published_value(mixer)))
-            rows.append([mixer, *cells])
-        return table.Table(["mixer", *tasks, "average"] if complete else ["mixer", *tasks], rows)
+        columns = [*tasks, AVERAGE] if len(tasks) == len(TASKS) else tasks
+        rows = [[mixer, *(self.cell(mixer, column) for column in columns)] for mixer in self.scores]
+        return Table(["mixer", *columns], rows)
 
     def __str__(self) -> str:
         return self.table().markdown()
 
-    @staticmethod
-    def _cell(ours: float | None, published: float | None) -> str:
-        shown = "" if ours is None else f"{100 * ours:.1f}"
-        return shown if published is None else f"{shown} ({published:.1f})"
+
+def published_value(mixer: str, column: str = AVERAGE) -> float | None:
+    """Return the published score in percent, on a task or on average; None if there is none.
+
+    The values of labels are the paper's, those of baselines their authors' or the benchmark's.
+    """
+    return PUBLISHED.get(mixer, {}).get(column)
 
 
-def published_value(mixer: str, task: str | None = None) -> float | None:
-    """Of a task, or the average. Of a label: the paper's. Of a peer: its authors' or the benchmark's."""
-    if mixer in PAPER_ROWS:
-        return float(getattr(PAPER_ROWS[mixer], PAPER_COLUMNS[task] if task else "mad_average"))
-    if mixer not in PEERS:
-        return None
-    scores = dict(zip(PAPER_COLUMNS, PEERS[mixer], strict=True))
-    return scores[task] if task else sum(scores.values()) / len(scores)
-
-
-def summarize(results: Iterable[tuple[Cell, dict[str, Any]]]) -> Table:
-    best: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)  # by setting
+def summarize(results: Iterable[tuple[MadCell, dict[str, Any]]]) -> Scores:
+    """Return the scores of cells and their results."""
+    best: dict[tuple[str, str], dict[str, float]] = defaultdict(
+        dict
+    )  # (mixer, task) -> setting -> best score
     for cell, result in results:
-        settings = best[cell.mixer, cell.task]
-        setting = repr(sorted(cell.settings.items()))
-        settings[setting] = max(settings.get(setting, 0.0), result["score"])
+        settings, name = best[cell.mixer, cell.task], repr(sorted(cell.settings.items()))
+        settings[name] = max(settings.get(name, 0.0), result["score"])
     scores: dict[str, dict[str, float]] = defaultdict(dict)
     for (mixer, task), settings in best.items():
-        scores[mixer][task] = sum(settings.values()) / len(settings)
-    return Table(dict(scores))
+        scores[mixer][task] = fmean(settings.values())
+    return Scores(dict(scores))

@@ -1,67 +1,58 @@
-"""One setting of a task, checked for what the task needs."""
+"""Settings of a task, checked for what the task needs."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hypermlp.config import require
+from hypermlp.config import is_integer, is_number, require, require_integers
 
-IGNORED = -100  # a target that counts for nothing
+IGNORED = -100  # target of a position that is not scored
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Token ids: keys, values (or content), noise, and special ones last."""
+    """Settings of a task. Token ids are keys, then values (or content), then noise, then special tokens."""
 
-    vocab_size: int
-    """Tokens, noise and special ones included."""
-    seq_len: int
-    """Length of a sequence; recall tasks cut it into input and target."""
     num_train: int = 12_800
     """Training examples."""
     num_test: int = 1_280
     """Test examples."""
+
+    vocab_size: int
+    """Number of tokens, including noise and special tokens."""
+    noise_vocab_size: int = 0
+    """Number of noise tokens."""
+    specials: int = 0
+    """Special tokens (padding, blank, instruction). The task sets it; users cannot."""
+
+    seq_len: int
+    """Length of a sequence; recall tasks cut it into input and target."""
     frac_noise: float = 0.0
     """Share of slots that hold noise instead of a key and its value."""
-    noise_vocab_size: int = 0
-    """Tokens that only ever are noise."""
     key_motif: int = 1
     """Tokens of the longest key (fuzzy recall)."""
     value_motif: int = 1
     """Tokens of the longest value (fuzzy recall)."""
     copied: int = 0
     """Tokens to copy (selective copying)."""
-    specials: int = 0
-    """Tokens with a meaning of their own: padding, blank, a sign. The task's, not the user's."""
 
     def __post_init__(self) -> None:
-        for name in ("num_train", "num_test", "noise_vocab_size", "copied"):
-            require(
-                name,
-                getattr(self, name),
-                whole(getattr(self, name)) and getattr(self, name) >= 0,
-                "a whole number, 0 or more",
-            )
-        for name in ("key_motif", "value_motif"):
-            require(
-                name,
-                getattr(self, name),
-                whole(getattr(self, name)) and getattr(self, name) >= 1,
-                "a whole number, 1 or more",
-            )
+        require_integers(self, 0, "num_train", "num_test", "noise_vocab_size", "copied")
+        require_integers(self, 1, "key_motif", "value_motif")
+        require_integers(self, 4, "seq_len")
         least = self.noise_vocab_size + self.specials + 2 * max(self.key_motif, self.value_motif)
-        needs = f"a whole number, {least} or more: {self.specials} special, {self.noise_vocab_size} for noise, and some for content"
-        require("vocab_size", self.vocab_size, whole(self.vocab_size) and self.vocab_size >= least, needs)
-        noisy = (
-            isinstance(self.frac_noise, int | float)
-            and 0 <= self.frac_noise < 1
-            and (self.frac_noise == 0 or self.noise_vocab_size > 0)
-        )
-        require("frac_noise", self.frac_noise, noisy, "0 or more, below 1, and 0 without noise_vocab_size")
+        parts = f"{self.specials} special, {self.noise_vocab_size} for noise, and some for content"
         require(
-            "seq_len", self.seq_len, whole(self.seq_len) and self.seq_len >= 4, "a whole number, 4 or more"
+            "vocab_size",
+            self.vocab_size,
+            is_integer(self.vocab_size) and self.vocab_size >= least,
+            f"a whole number, {least} or more: {parts}",
         )
+        noise = self.frac_noise
+        allowed = is_number(noise) and 0 <= noise < 1 and (noise == 0 or self.noise_vocab_size > 0)
+        require("frac_noise", noise, allowed, "0 or more, below 1, and 0 without noise_vocab_size")
 
     @property
     def content(self) -> NDArray[np.int64]:
@@ -82,6 +73,7 @@ class Settings:
 
     @property
     def pad(self) -> int:
+        """Padding (fuzzy recall); in other tasks this token is an instruction."""
         return self.vocab_size - 1
 
     @property
@@ -89,29 +81,22 @@ class Settings:
         return self.vocab_size - 2
 
 
-def whole(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+def check_seed(seed: Any) -> None:
+    """Raise unless NumPy's generators, the legacy one included, accept ``seed``."""
+    valid = is_integer(seed) and 0 <= seed < 2**32
+    require("seed", seed, valid, "a whole number, 0 or more and below 2**32")
 
 
 def check_pairs(settings: Settings) -> None:
-    require("seq_len", settings.seq_len, settings.seq_len % 2 == 0, "even: a key and its value in each slot")
+    length = settings.seq_len
+    require("seq_len", length, length % 2 == 0, "even, because each slot holds a key and its value")
 
 
 def check_motifs(settings: Settings) -> None:
-    longest = settings.key_motif + settings.value_motif
-    require(
-        "seq_len",
-        settings.seq_len,
-        settings.seq_len > 3 * longest,
-        f"above {3 * longest}: the probe twice, and something between",
-    )
+    length, least = settings.seq_len, 3 * (settings.key_motif + settings.value_motif)
+    require("seq_len", length, length > least, f"above {least} to hold the probe twice and other pairs")
 
 
 def check_copying(settings: Settings) -> None:
-    count = settings.copied
-    require(
-        "copied",
-        count,
-        0 < count <= (settings.seq_len - 1) // 2,
-        f"1 to {(settings.seq_len - 1) // 2}: twice that fits seq_len",
-    )
+    count, most = settings.copied, (settings.seq_len - 1) // 2
+    require("copied", count, 0 < count <= most, f"1 to {most}, so that seq_len holds the tokens twice")

@@ -1,28 +1,32 @@
-"""One cell: train a backbone on a task, evaluate it, say how well it did.
+"""Train and score cells: one in a worker, or the whole benchmark in this process.
 
 Shapes: B batch, T positions, V vocabulary.
 """
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from hypermlp.jobs.workers import Progress
+from hypermlp.jobs.cells import ProgressPrinter, finite_fields
+from hypermlp.jobs.workers import OnProgress, Progress
 from hypermlp.mad.backbones import build_backbone
-from hypermlp.mad.mixers import MakeMixer, resolve
-from hypermlp.mad.protocol import Cell, Training
-from hypermlp.mad.published import Example
+from hypermlp.mad.mixers import MakeMixer, check_mixers, resolve
+from hypermlp.mad.protocol import MadCell, Training, cells, find_grid
+from hypermlp.mad.report import Scores, summarize
 from hypermlp.mad.settings import IGNORED
-from hypermlp.mad.tasks import both_splits, find_task
+from hypermlp.mad.tasks import TASKS, find_task
 
-FLOOR = 1e-6  # of the cosine
+FLOOR = 1e-6  # learning rate at the end of the cosine schedule
 
 
 class Evaluation(NamedTuple):
+    """Perplexity and accuracies on the test set after a step."""
+
     step: int
     perplexity: float
     macro: float
@@ -30,18 +34,19 @@ class Evaluation(NamedTuple):
 
 
 def macro_accuracy(predicted: Tensor, targets: Tensor) -> float:
-    """The mean over classes of how many of a class were found; a class that was only predicted counts 0.
+    """Return the mean over classes of the share of each class that is predicted correctly.
 
-    Targets 8 8 9 9, predictions 8 9 9 3: a half of 8, a half of 9, nothing of 3, so a third.
+    A class that occurs only among the predictions counts as 0. Example: for targets 8 8 9 9 and predictions
+    8 9 9 3, half of class 8, half of class 9 and nothing of class 3 is correct, so the result is a third.
     """
     classes = torch.cat([predicted, targets]).unique()
-    found = [((predicted == c) & (targets == c)).sum() / max(1, int((targets == c).sum())) for c in classes]
-    return float(torch.stack(found).mean())
+    shares = [((predicted == c) & (targets == c)).sum() / max(1, int((targets == c).sum())) for c in classes]
+    return float(torch.stack(shares).mean())
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, inputs: Tensor, targets: Tensor, step: int, training: Training) -> Evaluation:
-    """Over a data set: perplexity and accuracy over positions, and the mean over batches of the accuracy over classes."""
+    """Evaluate a data set. The macro accuracy is a mean over batches, the other metrics over positions."""
     model.eval()
     loss, correct, count, macro = 0.0, 0, 0, 0.0
     for x, y in zip(inputs.split(training.batch_size), targets.split(training.batch_size), strict=True):
@@ -62,68 +67,68 @@ def autocast(training: Training, x: Tensor) -> torch.autocast:
 
 
 def rate_at(passed: float, training: Training) -> float:
-    """``passed`` is the share of the training that is over."""
+    """Return the learning rate after the share ``passed`` (0 to 1) of the training."""
     if training.schedule == "constant":
         return training.learning_rate
     return FLOOR + (training.learning_rate - FLOOR) * (1 + math.cos(math.pi * passed)) / 2
 
 
-def work(cell: Cell, device: str, tell: Callable[[Progress], None]) -> dict[str, Any]:
-    """For a worker: a mixer of the user's is imported there."""
-    return run_cell(cell, mixer=resolve(cell.mixer), device=device, tell=tell)
+def plan_steps(examples: int, training: Training, seed: int) -> Iterator[tuple[float, Tensor]]:
+    """Yield the learning rate of each step and the indices of the examples in its batch."""
+    order = torch.Generator().manual_seed(seed)
+    for epoch in range(training.epochs):
+        batches = torch.randperm(examples, generator=order).split(training.batch_size)
+        for number, batch in enumerate(batches):
+            # As published, the rate changes between epochs only; with a single epoch it changes at each step.
+            passed = number / len(batches) if training.epochs == 1 else epoch / training.epochs
+            yield rate_at(passed, training), batch
+
+
+def work(cell: MadCell, device: str, on_progress: Callable[[Progress], None]) -> dict[str, Any]:
+    """Run a cell in a worker, which imports a user's mixer by its name."""
+    return run_cell(cell, mixer=resolve(cell.mixer), device=device, on_progress=on_progress)
 
 
 def run_cell(
-    cell: Cell,
+    cell: MadCell,
     *,
     mixer: str | MakeMixer | None = None,
     device: str = "cpu",
-    tell: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
 ) -> dict[str, Any]:
-    """Train and score; the result is a dictionary for a record. ``mixer`` stands in for the cell's where a user brings a module."""
+    """Train and score a cell; return the results for its record. ``mixer`` replaces the cell's own."""
     began, training = time.perf_counter(), cell.training
     task = find_task(cell.task)
     settings = task.settings(**cell.settings)
-    (inputs, targets), test = (
-        _tensors(drawn, device) for drawn in both_splits(task, settings, cell.seed, cell.sampler)
-    )
+    splits = task.draw(settings, cell.seed, cell.sampler, "train", "test")
+    inputs, targets, *test = (torch.from_numpy(part).to(device) for split in splits for part in split)
     torch.manual_seed(cell.seed)
-    chosen = mixer if mixer is not None else cell.mixer
-    model = build_backbone(
-        cell.task, chosen, vocab_size=settings.vocab_size, max_length=settings.seq_len, width=cell.width
-    ).to(device)
+    sizes = {"vocab_size": settings.vocab_size, "max_length": settings.seq_len, "width": cell.width}
+    model = build_backbone(cell.task, cell.mixer if mixer is None else mixer, **sizes).to(device)
     optimizer = torch.optim.AdamW(
         model.parameters(), training.learning_rate, weight_decay=training.weight_decay
     )
-    order = torch.Generator().manual_seed(cell.seed)
     per_epoch = -(-len(inputs) // training.batch_size)
     every, steps = training.evaluate_every or per_epoch, per_epoch * training.epochs
     curve: list[Evaluation] = []
-    for step in range(steps):
-        epoch, batch = divmod(step, per_epoch)
-        if batch == 0:
-            shuffled = torch.randperm(len(inputs), generator=order).to(device)
-        passed = (
-            step / steps if training.epochs == 1 else epoch / training.epochs
-        )  # as published, an epoch has one rate
-        for group in optimizer.param_groups:
-            group["lr"] = rate_at(passed, training)
-        chosen_rows = shuffled[batch * training.batch_size : (batch + 1) * training.batch_size]
-        _step(model, optimizer, inputs[chosen_rows], targets[chosen_rows], training)
-        if (step + 1) % every == 0 or step + 1 == steps:
-            curve.append(evaluate(model, *test, step + 1, training))
-            accuracy = getattr(curve[-1], training.accuracy)
-            if tell is not None:
-                tell(Progress(step + 1, steps, time.perf_counter() - began, f"{accuracy:.1%}"))
-            if accuracy > training.solved or not math.isfinite(curve[-1].perplexity):
-                break
-    taken = min(curve, key=lambda e: e.perplexity) if training.score == "best" else curve[-1]
+    for step, (rate, batch) in enumerate(plan_steps(len(inputs), training, cell.seed), 1):
+        rows = batch.to(device)
+        train_step(model, optimizer, inputs[rows], targets[rows], rate, training)
+        if step % every and step != steps:
+            continue
+        curve.append(evaluate(model, test[0], test[1], step, training))
+        accuracy = getattr(curve[-1], training.accuracy)
+        if on_progress is not None:
+            on_progress(Progress(step, steps, time.perf_counter() - began, f"{accuracy:.1%}"))
+        if accuracy > training.solved or not math.isfinite(curve[-1].perplexity):
+            break
+    scored = min(curve, key=lambda each: each.perplexity) if training.score == "best" else curve[-1]
     return {
-        "score": getattr(taken, training.accuracy),
-        **_plain(taken),
+        "score": getattr(scored, training.accuracy),
+        **finite_fields(scored),
         "steps": curve[-1].step,
         "diverged": not math.isfinite(curve[-1].perplexity),
-        "curve": [list(_plain(evaluation).values()) for evaluation in curve],
+        "curve": [list(finite_fields(evaluation).values()) for evaluation in curve],
         "curve_columns": list(Evaluation._fields),
         "parameters": sum(p.numel() for p in model.parameters()),
         "threads": torch.get_num_threads(),
@@ -132,24 +137,51 @@ def run_cell(
     }
 
 
-def _plain(evaluation: Evaluation) -> dict[str, float | None]:
-    """JSON has no word for infinity."""
-    return evaluation._asdict() | {
-        "perplexity": evaluation.perplexity if math.isfinite(evaluation.perplexity) else None
-    }
-
-
-def _step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, training: Training
+def train_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    x: Tensor,
+    y: Tensor,
+    rate: float,
+    training: Training,
 ) -> None:
+    """Take one optimizer step on a batch, with the learning rate ``rate``."""
     model.train()
     with autocast(training, x):
         logits = model(x)
     loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), y.flatten(), ignore_index=IGNORED)
     optimizer.zero_grad()
     loss.backward()
+    for group in optimizer.param_groups:
+        group["lr"] = rate
     optimizer.step()
 
 
-def _tensors(drawn: Example, device: str) -> tuple[Tensor, Tensor]:
-    return torch.from_numpy(drawn.inputs).to(device), torch.from_numpy(drawn.targets).to(device)
+def benchmark(
+    mixer: str | MakeMixer,
+    *,
+    grid: str = "mini",
+    tasks: str | list[str] | None = None,
+    on_progress: OnProgress | None = None,
+) -> Scores:
+    """Run the benchmark for one mixer in this process, without keeping records.
+
+    ``mixer`` is a label, a baseline's name, or a function ``make(hidden_size=..., max_length=...)`` that
+    returns a causal module ``[B, T, D] -> [B, T, D]``. ``grid`` is "smoke", "mini" or "full"; ``tasks`` is a
+    task or a list of tasks, by default all six. ``on_progress(cell, progress)`` is called after each
+    evaluation; by default progress is printed to stderr. Print the result to see a table, or read its
+    ``scores``.
+
+    Example::
+
+        print(mad.benchmark(lambda hidden_size, max_length: MyMixer(hidden_size), grid="smoke"))
+    """
+    name = mixer if isinstance(mixer, str) else getattr(mixer, "__name__", type(mixer).__name__)
+    chosen = list(TASKS) if tasks is None else [tasks] if isinstance(tasks, str) else tasks
+    wanted = list(cells(name, find_grid(grid), chosen))
+    made = resolve(mixer) if isinstance(mixer, str) else mixer
+    check_mixers(wanted, made)
+    on_progress = on_progress or ProgressPrinter(len(wanted)).update
+    return summarize(
+        (cell, run_cell(cell, mixer=made, on_progress=partial(on_progress, cell))) for cell in wanted
+    )

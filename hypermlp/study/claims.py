@@ -1,31 +1,35 @@
 """The paper's six claims, each with the pairs of rows that test it."""
 
+import math
 from dataclasses import dataclass
 
 from hypermlp.study.intervals import Interval, paired_effects
 
-MARGIN = 0.05  # nats within which two rows are called equally good
+MARGIN = 0.05  # two rows are equally good if their losses differ by less, in nats
 
 
 @dataclass(frozen=True)
 class Claim:
+    """A statement about the losses of pairs of rows."""
+
     name: str
-    says: str
+    statement: str
     pairs: tuple[tuple[str, str], ...]
-    """(worse, better), in the paper's words; for equality, (one, other)."""
+    """(worse, better) according to the paper; for equality, the order does not matter."""
     equality: bool = False
+    """Whether the claim is that the two rows of a pair are equally good."""
 
 
 CLAIMS = (
     Claim(
         "Softmax is not essential",
-        f"ReLU attention is within {MARGIN} nats of softmax attention that has the same upgrades.",
+        f"ReLU attention is within {MARGIN} nats of softmax attention with the same features.",
         (("S-p", "R-p"), ("S-c", "R-c"), ("S-pc", "R-pc")),
         equality=True,
     ),
     Claim(
         "Sequence mixing dominates",
-        "Learned mixing along the sequence lowers the loss, everything else being equal.",
+        "Learned mixing along the sequence lowers the loss, all else being equal.",
         (("R-cg-q", "R-cg-q-12o"), ("G-cg-q", "G-cg-q-12o"), ("R-c", "R-c-12o!")),
     ),
     Claim(
@@ -35,7 +39,7 @@ CLAIMS = (
     ),
     Claim(
         "Two-sided mixing helps",
-        "Mixing before and after the activation is better than on one side.",
+        "Mixing on both sides of the activation has a lower loss than mixing on one side.",
         (
             ("R-cg-q-1o", "R-cg-q-12o"),
             ("G-cg-q-1o", "G-cg-q-12o"),
@@ -51,58 +55,59 @@ CLAIMS = (
     ),
     Claim(
         "HyperGLU is better",
-        "The GLU form is better than the ReLU form, and the best of all at its budget.",
+        "The GLU form has a lower loss than the ReLU form and than softmax attention with RoPE.",
         (("R-cg-q", "G-cg-q"), ("R-cg-q-12o", "G-cg-q-12o"), ("S-p", "G-cg-q-12o")),
     ),
 )
 CLAIMED = {row for claim in CLAIMS for pair in claim.pairs for row in pair}
-SUPPORTED, AGAINST, UNDECIDED, UNTRIED = (
-    "supported",
-    "not supported",
-    "undecided at this size",
-    "rows not run",
-)
+SUPPORTED, AGAINST, UNDECIDED = "supported", "not supported", "undecided at this size"
+NOT_RUN = "rows not run"
 
 
 @dataclass(frozen=True)
 class PairVerdict:
+    """The verdict on one pair of rows."""
+
     worse: str
     better: str
     effect: Interval
-    """How much lower the loss of ``better`` is."""
+    """Loss of ``worse`` minus loss of ``better``."""
     verdict: str
 
 
 @dataclass(frozen=True)
 class Verdict:
+    """The verdict on a claim."""
+
     claim: Claim
     pairs: tuple[PairVerdict, ...]
+    """Pairs that were run with a common seed."""
 
     @property
     def verdict(self) -> str:
-        """Supported by all pairs; not supported if one speaks against it."""
-        found = {pair.verdict for pair in self.pairs}
-        if not found:
-            return UNTRIED
-        if AGAINST in found:
+        """Supported if all pairs of the claim support it; not supported if one pair speaks against it."""
+        verdicts = {pair.verdict for pair in self.pairs}
+        if not verdicts:
+            return NOT_RUN
+        if AGAINST in verdicts:
             return AGAINST
-        return SUPPORTED if found == {SUPPORTED} and len(self.pairs) == len(self.claim.pairs) else UNDECIDED
+        complete = len(self.pairs) == len(self.claim.pairs)
+        return SUPPORTED if verdicts == {SUPPORTED} and complete else UNDECIDED
 
 
 def judge(losses: dict[str, dict[int, float]]) -> list[Verdict]:
-    """``losses[row][seed]``. Pairs that have no seed in common are left out."""
+    """Judge every claim by ``losses[row][seed]``. Pairs of rows without a common seed are left out."""
     pairs = [pair for claim in CLAIMS for pair in claim.pairs]
     effects = dict(zip(pairs, paired_effects([_differences(losses, *pair) for pair in pairs]), strict=True))
-    verdicts = []
-    for claim in CLAIMS:
-        found = ((pair, effects[pair]) for pair in claim.pairs)
-        judged = tuple(
+    judged = {
+        claim: tuple(
             PairVerdict(*pair, effect, _verdict(effect, claim.equality))
-            for pair, effect in found
-            if effect is not None
+            for pair in claim.pairs
+            if (effect := effects[pair]) is not None
         )
-        verdicts.append(Verdict(claim, judged))
-    return verdicts
+        for claim in CLAIMS
+    }
+    return [Verdict(claim, pairs) for claim, pairs in judged.items()]
 
 
 def _differences(losses: dict[str, dict[int, float]], worse: str, better: str) -> list[float]:
@@ -111,10 +116,8 @@ def _differences(losses: dict[str, dict[int, float]], worse: str, better: str) -
 
 
 def _verdict(effect: Interval, equality: bool) -> str:
-    if equality:
-        if effect.high < -MARGIN or effect.low > MARGIN:
-            return AGAINST
-        return SUPPORTED if effect.low > -MARGIN and effect.high < MARGIN else UNDECIDED
-    if effect.low > 0:
-        return SUPPORTED
-    return AGAINST if effect.high < 0 else UNDECIDED
+    """Compare the interval of an effect with the range of effects that the claim allows."""
+    low, high = (-MARGIN, MARGIN) if equality else (0.0, math.inf)
+    if effect.high < low or effect.low > high:
+        return AGAINST
+    return SUPPORTED if low < effect.low and effect.high < high else UNDECIDED

@@ -1,4 +1,7 @@
-"""One language model of the study: trained by the project's own trainer, and on from its checkpoint where it was stopped."""
+"""Train the language models of a study with the project's trainer.
+
+A training that was stopped resumes from its checkpoint.
+"""
 
 import contextlib
 import json
@@ -7,53 +10,56 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
 from hypermlp.costs.model import forward_flops_per_token
-from hypermlp.jobs.cells import record_path
-from hypermlp.jobs.workers import Progress
+from hypermlp.jobs.cells import Outcome, print_status, record_path, run_with_progress
+from hypermlp.jobs.workers import Progress, Workers
 from hypermlp.models import HyperMLPConfig
-from hypermlp.study.protocol import LmCell
+from hypermlp.study.claims import CLAIMED
+from hypermlp.study.protocol import LmCell, Size, lm_cells
+from hypermlp.study.tuning import tuned_rates
+from hypermlp.train.data import prepare
 from hypermlp.train.folder import BusyError
 from hypermlp.train.recipe import Recipe, build
 from hypermlp.train.run import train
 from hypermlp.train.trainer import BadLossError
 
-RUNNING = "running"
-PATIENCE = 30.0  # seconds
-LAST = 5  # evaluations that the paper takes the mean of
+RUNNING = "running"  # folder of the checkpoints of unfinished cells
+BUSY_SECONDS = 30.0  # how long to wait for another process to release the run folder
+LAST = 5  # the paper's loss is the mean of so many last evaluations
 
 
-class Telling(TrainerCallback):
-    """Passes on how far a training is."""
+class ReportProgress(TrainerCallback):
+    """Call a progress callback at every log of the trainer."""
 
-    def __init__(self, tell: Callable[[Progress], None]):
-        self.tell, self.began = tell, time.monotonic()
+    def __init__(self, on_progress: Callable[[Progress], None]):
+        self.on_progress, self.began = on_progress, time.monotonic()
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any
     ) -> None:
         if logs and "loss" in logs:
-            self.tell(
-                Progress(
-                    state.global_step,
-                    state.max_steps,
-                    time.monotonic() - self.began,
-                    f"loss {logs['loss']:.3f}",
-                )
-            )
+            seconds, metric = time.monotonic() - self.began, f"loss {logs['loss']:.3f}"
+            self.on_progress(Progress(state.global_step, state.max_steps, seconds, metric))
 
 
 def work(
-    cell: LmCell, device: str, tell: Callable[[Progress], None], *, folder: Path, evaluate: bool = False
+    cell: LmCell,
+    device: str,
+    on_progress: Callable[[Progress], None],
+    *,
+    folder: Path,
+    evaluate: bool = False,
 ) -> dict[str, Any]:
     """Train one model and return its results. A training that diverges has the loss None.
 
-    ``folder`` holds the checkpoints while it runs: on a cluster, a shared one. With ``evaluate``, the finished model goes through
-    the suite ``local`` and is kept in ``folder/models``.
+    ``folder`` holds the checkpoints during training; on a cluster it must be shared by all machines. With
+    ``evaluate``, the finished model is evaluated on the suite ``local`` and kept in ``folder/models``.
     """
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -63,12 +69,12 @@ def work(
     run.mkdir(parents=True, exist_ok=True)
     with open(run / "log.txt", "a") as log, contextlib.redirect_stdout(log):
         try:
-            final = _train_when_free(recipe, run, Telling(tell))
+            final = _train_when_free(recipe, run, ReportProgress(on_progress))
         except BadLossError as error:
             shutil.rmtree(run)
             return {"loss": None, "diverged": str(error), "seconds": time.monotonic() - began}
     if final == run:
-        raise RuntimeError("it was asked to stop; its checkpoint is kept")
+        raise RuntimeError("the training was asked to stop; its checkpoint is kept")
     result = {**read_run(run, recipe, cell.loss), "seconds": time.monotonic() - began}
     if evaluate:
         kept = record_path(folder / "models", cell).with_suffix("")
@@ -84,22 +90,24 @@ def _scores(model: Path, device: str) -> dict[str, Any]:
     """Return the columns of the suite ``local`` for a saved model."""
     from hypermlp.evals.run import evaluate  # needs lm_eval, which a study without evaluation does not
 
-    def silent(_: str) -> None:
-        """Drop the progress lines: the study prints its own."""
-
     row = evaluate(
-        str(model), "local", batch_size=32, max_length=None, limit=None, device=device, tell=silent
+        str(model),
+        "local",
+        batch_size=32,
+        max_length=None,
+        limit=None,
+        device=device,
+        tell=lambda line: None,  # the study prints its own status lines
     )
-    scores: dict[str, Any] = row["scores"]
-    return scores
+    return row["scores"]
 
 
-def _train_when_free(recipe: Recipe, run: Path, telling: Telling) -> Path:
-    """A worker of a study that was killed a moment ago may still be there."""
-    until = time.monotonic() + PATIENCE
+def _train_when_free(recipe: Recipe, run: Path, callback: TrainerCallback) -> Path:
+    """Train as soon as the run folder is free: a worker of a study that was just killed may still hold it."""
+    until = time.monotonic() + BUSY_SECONDS
     while True:
         try:
-            return train(recipe, run, resume=True, callbacks=[telling])
+            return train(recipe, run, resume=True, callbacks=[callback])
         except BusyError:
             if time.monotonic() > until:
                 raise
@@ -107,16 +115,11 @@ def _train_when_free(recipe: Recipe, run: Path, telling: Telling) -> Path:
 
 
 def read_run(run: Path, recipe: Recipe, loss: str) -> dict[str, Any]:
-    """What a finished run says of itself."""
+    """Return the results of a finished run; ``loss`` ("validation" or "train") chooses the reported one."""
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    # The two splits are logged one after the other, each with its own line or both in one.
     curves = {
-        split: [
-            [record["step"], record[f"eval_{split}_loss"]]
-            for record in records
-            if f"eval_{split}_loss" in record
-        ]
-        for split in ("train", "validation")
+        split: [[record["step"], record[key]] for record in records if key in record]
+        for split, key in (("train", "eval_train_loss"), ("validation", "eval_validation_loss"))
     }
     ends = {
         "train": statistics.fmean(value for _, value in curves["train"][-LAST:]),
@@ -133,3 +136,29 @@ def read_run(run: Path, recipe: Recipe, loss: str) -> dict[str, Any]:
         "tokens": recipe.training.steps * recipe.training.batch_tokens,
         "data_digest": json.loads((run / "recipe.json").read_text())["data_digest"],
     }
+
+
+def run_lm(wanted: list[LmCell], folder: Path, workers: Workers, *, evaluate: bool = False) -> Outcome:
+    """Train the cells that have no record in ``folder``; ``evaluate`` is passed to ``work``."""
+    recipe: Recipe = build(Recipe, wanted[0].recipe, "")
+    prepare(recipe.data)  # once, before several workers need it
+    train_cell = partial(work, folder=folder.absolute(), evaluate=evaluate)
+    outcome = run_with_progress(train_cell, wanted, folder, workers)
+    with contextlib.suppress(OSError):  # not empty if a training was stopped: its checkpoint is kept
+        (folder / RUNNING / "lm").rmdir()
+        (folder / RUNNING).rmdir()
+    return outcome
+
+
+def tune_and_run(size: Size, rows: list[str], folder: Path, workers: Workers) -> Outcome:
+    """Choose every row's learning rate, then train the reported models."""
+
+    def train_cells(wanted: list[LmCell]) -> list[tuple[LmCell, dict[str, Any]]]:
+        outcome = run_lm(wanted, folder, workers)
+        outcome.raise_if_failed()
+        return outcome.results
+
+    rates = tuned_rates(size, rows, train_cells)
+    if rates:
+        print_status("learning rates: " + ", ".join(f"{row} {rate:g}" for row, rate in rates.items()))
+    return run_lm(list(lm_cells(size, rows, CLAIMED, rates)), folder, workers, evaluate=size.evaluate)

@@ -1,56 +1,61 @@
-"""The study as data: its rows, its sizes, and what is trained for a row."""
+"""The study as data: its rows, its sizes, and the cells that train a row."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from hypermlp.errors import UserError
-from hypermlp.label import PAPER_ROWS
-from hypermlp.label import PROBABLE_READING as OTHER_READINGS
+from hypermlp.config import find_option
+from hypermlp.jobs.cells import Cell
+from hypermlp.label import PAPER_ROWS, PROBABLE_READING
 from hypermlp.layers.registry import mixer_name
 from hypermlp.train.recipe import load_recipe
 
-ROWS = [*PAPER_ROWS, *OTHER_READINGS.values()]
-TUNING_ROWS = ["S-cg-q", "R-2o!", "R-pcg-q-12o", "G-pcg-q-12o"]  # in none of the claims' pairs
-LEARNING_RATES = [2e-3, 4e-3, 8e-3, 1.6e-2]  # of `study tune`
+ROWS = [*PAPER_ROWS, *PROBABLE_READING.values()]
+TUNING_ROWS = ["S-cg-q", "R-2o!", "R-pcg-q-12o", "G-pcg-q-12o"]  # no claim uses them
+LEARNING_RATES = [2e-3, 4e-3, 8e-3, 1.6e-2]  # the grid of `study tune`
 HEADLINE_ROWS = ("G-cg-q-12o", "S-p", "S-pc", "R-cg-q-12o")
 LOSSES = {
-    "validation": "of held-out documents, after the last step",
-    "train": "estimated on the training documents, the mean of the last five evaluations, as the paper does",
+    "validation": "the loss of held-out documents after the last step",
+    "train": "the loss on training documents, the mean of the last five evaluations, as in the paper",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """One way to run all rows: the same data, order and seeds for each."""
+    """One way to run the study. All its rows have the same data and the same order of examples."""
 
     recipe: str
     changes: tuple[str, ...] = ()
-    """``section.key=value``, as for ``hypermlp train --set``."""
+    """Overrides ``section.key=value``, as for ``hypermlp train --set``."""
     rows: tuple[str, ...] = tuple(ROWS)
-    """Labels or names of peers."""
+    """Labels or names of baselines."""
     rates: tuple[float, ...] = ()
-    """Learning rates that each row is tuned over, with ``tuning_seed``. Empty: every row has the recipe's rate."""
+    """Learning rates to choose from for each row; if empty, every row has the recipe's rate."""
     widen: bool = False
-    """Whether a row whose best rate is the lowest or highest one is tried at half or twice that rate as well."""
+    """Whether a row whose best rate is the lowest or highest is also tried at half or twice that rate."""
     tuning_seed: int = 1
-    """The seed of the tuning. Its losses choose a rate and are not reported."""
+    """The seed that chooses rates. Its losses are not reported."""
     seeds: tuple[int, ...]
-    """The seeds that are reported, for every row."""
+    """Reported seeds of every row."""
     claimed_seeds: tuple[int, ...] = ()
-    """Further seeds of the rows that claims use."""
+    """Further reported seeds of the rows that claims use."""
     fewer_seeds: tuple[tuple[str, int], ...] = ()
-    """(row, count): rows that are reported with the first ``count`` seeds only."""
+    """(row, count): rows that report only the first ``count`` seeds."""
     evaluate: bool = False
     """Whether every reported model is also evaluated on the suite ``local``."""
     loss: str
-    """One of LOSSES."""
+    """The reported loss: a key of LOSSES."""
     mad: str = ""
-    """The grid of MAD; empty for none."""
+    """MAD grid to run the rows on; empty for none."""
     mad_tasks: tuple[str, ...] = ()
-    """Empty for all."""
+    """MAD tasks; empty for all."""
     about: str
+    """One-line description, for ``--help``."""
+
+    def reported_seeds(self, row: str, claimed: set[str]) -> tuple[int, ...]:
+        """Return the seeds that a row reports; ``claimed`` are the rows that claims use."""
+        seeds = self.seeds + (self.claimed_seeds if row in claimed else ())
+        return seeds[: dict(self.fewer_seeds).get(row)]
 
 
 SIZES = {
@@ -88,7 +93,7 @@ SIZES = {
         claimed_seeds=(4,),
         loss="validation",
         mad="mini",
-        about="a language model of a million parameters on Python's own source, and MAD's mini grid: a night on two cores",
+        about="models of a million parameters on Python's source, MAD's mini grid: a night on two cores",
     ),
     "headline": Size(
         recipe="cpu-mini",
@@ -100,27 +105,27 @@ SIZES = {
         fewer_seeds=(("R-cg-q-12o", 3),),
         evaluate=True,
         loss="validation",
-        about="`cpu-mini` with equal parameters, each row at its own best learning rate, fresh seeds: nine hours of one core",
+        about="four mixers with equal parameters, each at its best learning rate: nine hours of one core",
     ),
     "full": Size(
         recipe="nanogpt-124m",
         seeds=(1337,),
         loss="train",
         mad="full",
-        about="as published: 124M parameters, 20B tokens, 396 trainings on MAD for each row; for a cluster of GPUs",
+        about="as published: 124M parameters, 20B tokens, 396 MAD trainings for each row; for a GPU cluster",
     ),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class LmCell:
-    """One language model: everything that defines its training is in the recipe."""
+class LmCell(Cell):
+    """One training of a language model, defined by its recipe."""
 
-    kind: ClassVar = "study-lm"
+    kind: ClassVar[str] = "study-lm"
 
-    mixer: str
     recipe: dict[str, Any]
     loss: str
+    """The reported loss: a key of LOSSES."""
 
     @property
     def seed(self) -> int:
@@ -132,34 +137,31 @@ class LmCell:
 
     @property
     def title(self) -> str:
-        return f"{self.mixer}, seed {self.seed}"
+        return f"{self.mixer}, seed {self.seed}, learning rate {self.rate:g}"
+
+    def summary(self, result: dict[str, Any]) -> str:
+        if result["loss"] is None:
+            return f"diverged: {result['diverged']}"
+        return f"loss {result['loss']:.4f}, {result['parameters']:,} parameters, {result['seconds']:.0f} s"
 
     @property
     def place(self) -> str:
-        return f"lm/{re.sub(r'[^A-Za-z0-9.!-]', '_', self.mixer)}-{self.seed}"
-
-    def say(self, result: dict[str, Any]) -> str:
-        if result["loss"] is None:
-            return f"diverged at learning rate {self.rate:g}: {result['diverged']}"
-        return f"loss {result['loss']:.4f} with {result['parameters']:,} parameters, learning rate {self.rate:g}, {result['seconds']:.0f} s"
+        return f"lm/{self.file_name}-{self.seed}"
 
 
 def find_size(name: str) -> Size:
-    if name not in SIZES:
-        raise UserError(f"unknown size {name!r}; allowed: {', '.join(SIZES)}")
-    return SIZES[name]
+    return find_option("size", name, SIZES)
 
 
-def find_rows(labels: list[str], size: Size) -> list[str]:
-    """Return checked labels and names of peers; "all" means all rows of the size."""
-    if labels == ["all"]:
-        return list(size.rows)
-    return list(dict.fromkeys(mixer_name(label) for label in labels))
+def find_rows(names: list[str], size: Size) -> list[str]:
+    """Return the rows for labels and names of baselines, checked; "all" means all rows of the size."""
+    return list(size.rows) if names == ["all"] else list(dict.fromkeys(map(mixer_name, names)))
 
 
 def lm_cell(size: Size, mixer: str, seed: int, rate: float | None = None) -> LmCell:
-    """Return the training of one row. ``rate`` is its learning rate, which decays to a tenth; None for the recipe's own."""
-    ours = [
+    """Return one training of a row. ``rate`` replaces the recipe's learning rate; it decays to a tenth."""
+    changes = [
+        *size.changes,
         f"model.mixer={mixer}",
         f"name=study {mixer}",
         f"training.seed={seed}",
@@ -167,24 +169,22 @@ def lm_cell(size: Size, mixer: str, seed: int, rate: float | None = None) -> LmC
         "training.keep=1",
     ]
     if rate is not None:
-        ours += [f"training.learning_rate={rate}", f"training.min_learning_rate={rate / 10}"]
-    recipe = load_recipe(size.recipe, [*size.changes, *ours])
-    return LmCell(mixer=mixer, recipe=recipe.to_dict(), loss=size.loss)
+        changes += [f"training.learning_rate={rate}", f"training.min_learning_rate={rate / 10}"]
+    return LmCell(mixer=mixer, recipe=load_recipe(size.recipe, changes).to_dict(), loss=size.loss)
 
 
 def lm_cells(
     size: Size, rows: list[str], claimed: set[str], rates: dict[str, float] | None = None
 ) -> Iterator[LmCell]:
-    """Yield the reported trainings, seed by seed, each row at its rate in ``rates`` (the recipe's where it has none)."""
-    fewer = dict(size.fewer_seeds)
-    for number, seed in enumerate((*size.seeds, *size.claimed_seeds)):
+    """Yield the reported trainings, seed by seed. Rows that ``rates`` lacks have the recipe's rate."""
+    for seed in (*size.seeds, *size.claimed_seeds):
         for row in rows:
-            wanted = number < len(size.seeds) or row in claimed
-            if wanted and number < fewer.get(row, number + 1):
+            if seed in size.reported_seeds(row, claimed):
                 yield lm_cell(size, row, seed, (rates or {}).get(row))
 
 
 def tuning_cells(size: Size, rows: list[str] = TUNING_ROWS) -> Iterator[LmCell]:
+    """Yield the trainings of `study tune`."""
     for rate in LEARNING_RATES:
         for row in rows:
             yield lm_cell(size, row, size.tuning_seed, rate)

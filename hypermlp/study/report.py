@@ -1,19 +1,19 @@
-"""The study to look at: a Markdown table, a page, and a comparison with somebody else's."""
+"""Reports of a study: Markdown tables, a page, and a comparison with another run."""
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from hypermlp.errors import UserError
-from hypermlp.label import PAPER_ROWS
 from hypermlp.layers.registry import BASELINES
-from hypermlp.paper.mad import PAPER_COLUMNS
+from hypermlp.mad.report import AVERAGE
 from hypermlp.reporting.charts import Point, Series, interval_chart, line_chart, scatter_chart
 from hypermlp.reporting.page import render
+from hypermlp.reporting.table import Table
 from hypermlp.study.claims import MARGIN, SUPPORTED, Verdict
 from hypermlp.study.intervals import Interval, spearman
 from hypermlp.study.protocol import LOSSES
-from hypermlp.study.summary import DIVERGED, ENOUGH, PAPER_LABEL, Row, Study
+from hypermlp.study.summary import ENOUGH, PAPER_DIVERGED, PAPER_LABEL, Row, Study
 
 TEMPLATE = Path(__file__).parent / "study.html"
 SHORT = {
@@ -23,163 +23,164 @@ SHORT = {
     "memorization": "memorize",
     "compression": "compress",
     "selective-copying": "copy",
+    AVERAGE: "MAD average",
 }
-
-
-GROUPS = {"S": "softmax", "R": "ReLU", "G": "GLU", "P": "peers"}  # with their colours in page.css
-NAMED = {"R-cg-q-12o": "HyperMLP", "G-cg-q-12o": "HyperGLU", "S-p": "S-p"}
+GROUPS = {"S": "softmax", "R": "ReLU", "G": "GLU", "P": "baselines"}  # page.css has a colour for each key
+NAMED = {"R-cg-q-12o": "HyperMLP", "G-cg-q-12o": "HyperGLU", "S-p": "S-p"}  # points with a name in the chart
+PAIRS = "pairs: how much lower the second's loss is, 95 % interval"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Of two studies, over the rows that both have."""
+    """The losses of two studies, for the rows that both have."""
 
     labels: list[str]
     ours: list[float]
     theirs: list[float]
-    rank_correlation: Interval | None
     same: bool
-    """Were data and recipe the same?"""
+    """Whether both studies have the same data and recipe."""
 
     @property
     def largest(self) -> float:
+        """The largest difference between two losses."""
         return max(abs(a - b) for a, b in zip(self.ours, self.theirs, strict=True))
 
     def __str__(self) -> str:
-        said = f"{len(self.labels)} rows in common; largest difference of a loss {self.largest:.4f}"
-        if self.rank_correlation:
-            said += f"; rank correlation {interval(self.rank_correlation)}"
-        return said + (
-            "" if self.same else "; NOT the same recipe and data, so losses differ for that reason too"
-        )
+        parts = [f"{len(self.labels)} rows in common", f"largest difference of a loss {self.largest:.4f}"]
+        if len(self.labels) >= ENOUGH:
+            parts.append(f"rank correlation {format_interval(spearman(self.ours, self.theirs))}")
+        if not self.same:
+            parts.append("NOT the same recipe and data, which also makes losses differ")
+        return "; ".join(parts)
 
 
 def compare(study: Study, against: Study) -> Comparison:
+    """Compare two studies on the rows and seeds that both have."""
     labels = [label for label in study.rows if label in against.rows]
     if not labels:
         raise UserError("the two studies have no row in common")
     seeds = {label: study.rows[label].losses.keys() & against.rows[label].losses.keys() for label in labels}
-    ours, theirs = (
-        [_mean(each.rows[label], seeds[label]) for label in labels] for each in (study, against)
-    )  # over common seeds, or all where there are none
+    ours, theirs = ([_mean(each.rows[label], seeds[label]) for label in labels] for each in (study, against))
     same = study.settings == against.settings and study.data == against.data
-    return Comparison(labels, ours, theirs, spearman(ours, theirs) if len(labels) >= ENOUGH else None, same)
+    return Comparison(labels, ours, theirs, same)
 
 
 def _mean(row: Row, seeds: set[int]) -> float:
+    """Return the mean loss over the given seeds; over all seeds of the row if none is given."""
     return sum(row.losses[seed] for seed in seeds) / len(seeds) if seeds else row.loss
 
 
-def interval(found: Interval, digits: int = 2) -> str:
-    if not math.isfinite(found.low):
-        return f"{found.value:.{digits}f} (one seed, no interval)"
-    return f"{found.value:.{digits}f} ({found.low:.{digits}f} to {found.high:.{digits}f})"
+def format_interval(interval: Interval, digits: int = 2) -> str:
+    value, low, high = (f"{number:.{digits}f}" for number in interval)
+    return f"{value} ({low} to {high})" if math.isfinite(interval.low) else f"{value} (one seed, no interval)"
 
 
 def group(label: str) -> str:
-    """Of one colour: the activation of a label, or a peer."""
+    """Return the key of GROUPS that a row belongs to: the activation of a label, or "P" for a baseline."""
     return "P" if label in BASELINES else label[0]
 
 
-def columns(study: Study) -> list[str]:
+def mad_tasks(study: Study) -> list[str]:
+    """Return the MAD tasks that any row was run on."""
     return [task for task in SHORT if any(task in scores for scores in study.mad.scores.values())]
 
 
-def table_rows(study: Study) -> list[list[str]]:
-    """Head and rows, as text; the paper's values in brackets."""
-    tasks = columns(study)
-    rows = [
-        ["label", "parameters", "MFLOPs/token", "seeds", "loss (paper)", *(SHORT[task] for task in tasks)]
+def table(study: Study) -> Table:
+    """Return a line for each row of the study, with published values in brackets."""
+    tasks = mad_tasks(study)
+    mad_columns = [*tasks, AVERAGE] if tasks else []
+    rate = ["learning rate"] if study.tuned else []
+    titles = ["label", *rate, "parameters", "MFLOPs/token", "seeds", "loss (paper)"]
+    lines = [
+        [*_cells(row), *(study.mad.cell(label, column, PAPER_LABEL.get(label)) for column in mad_columns)]
+        for label, row in study.rows.items()
     ]
-    rows[0] += ["MAD average"] if tasks else []
-    for label, row in study.rows.items():
-        scores = study.mad.scores.get(label, {})
-        paper = PAPER_ROWS.get(PAPER_LABEL.get(label, label))
-        name = label + (f" (for {PAPER_LABEL[label]})" if label in PAPER_LABEL else "")
-        cells = [
-            name,
-            f"{row.parameters:,}",
-            f"{row.forward_flops_per_token / 1e6:.2f}",
-            str(len(row.losses)),
-        ]
-        cells.append(_both(f"{row.loss:.3f}", None if row.paper_loss is None else f"{row.paper_loss:.3f}"))
-        for task in tasks:
-            ours = f"{100 * scores[task]:.1f}" if task in scores else ""
-            cells.append(_both(ours, f"{getattr(paper, PAPER_COLUMNS[task]):.1f}" if paper else None))
-        if tasks:
-            average = study.mad.average(label) if label in study.mad.scores else None
-            cells.append(
-                _both(
-                    "" if average is None else f"{100 * average:.1f}",
-                    f"{paper.mad_average:.1f}" if paper else None,
-                )
-            )
-        rows.append(cells)
-    return rows
+    return Table([*titles, *(SHORT[column] for column in mad_columns)], lines)
 
 
-def _both(ours: str, paper: str | None) -> str:
-    return ours if paper is None else f"{ours} ({paper})".strip()
+def _cells(row: Row) -> list[str]:
+    stands_for = f" (for {PAPER_LABEL[row.label]})" if row.label in PAPER_LABEL else ""
+    diverged = f" ({row.diverged} diverged)" if row.diverged else ""
+    paper = "" if row.paper_loss is None else f" ({row.paper_loss:.3f})"
+    return [
+        row.label + stands_for,
+        *([] if row.rate is None else [f"{row.rate:g}"]),
+        f"{row.parameters:,}",
+        f"{row.forward_flops_per_token / 1e6:.2f}",
+        f"{len(row.losses)}{diverged}",
+        f"{row.loss:.3f}{paper}",
+    ]
 
 
-def markdown(study: Study) -> str:
-    head, *rows = table_rows(study)
-    lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
-    text = "\n".join(lines)
-    if study.rank_correlation:
-        count = sum(label in PAPER_ROWS and label not in DIVERGED for label in study.rows)
-        text += f"\n\nRank correlation (Spearman) with the paper's NanoGPT loss over {count} rows: {interval(study.rank_correlation)}."
-    text += "\n\n| claim | verdict | pairs: how much lower the second's loss is, 95 % interval |\n| --- | --- | --- |\n"
-    return text + "\n".join(f"| {v.claim.name} | {v.verdict} | {_pairs(v)} |" for v in study.verdicts) + "\n"
+def claims_table(study: Study) -> Table:
+    """Return a line for each claim, with its verdict and the effects of its pairs."""
+    lines = [[verdict.claim.name, verdict.verdict, _pairs(verdict)] for verdict in study.verdicts]
+    return Table(["claim", "verdict", PAIRS], lines, left=frozenset(["verdict", PAIRS]))
 
 
 def _pairs(verdict: Verdict) -> str:
-    return "; ".join(f"{pair.worse} → {pair.better}: {interval(pair.effect, 3)}" for pair in verdict.pairs)
+    return "; ".join(
+        f"{pair.worse} → {pair.better}: {format_interval(pair.effect, 3)}" for pair in verdict.pairs
+    )
+
+
+def markdown(study: Study) -> str:
+    """Return the report of a study in Markdown."""
+    parts = [table(study).markdown()]
+    if study.left_out:
+        reasons = "; ".join(f"{label} ({reason})" for label, reason in study.left_out.items())
+        parts.append(f"Left out: {reasons}.")
+    if study.rank_correlation:
+        over = f"with the paper's NanoGPT loss over {len(study.comparable)} rows"
+        parts.append(f"Rank correlation (Spearman) {over}: {format_interval(study.rank_correlation)}.")
+    return "\n\n".join([*parts, claims_table(study).markdown()]) + "\n"
 
 
 def page(study: Study, title: str, comparison: Comparison | None = None) -> str:
-    training, data, model = (study.settings[key] for key in ("training", "data", "model"))
-    seeds = sorted({len(row.losses) for row in study.rows.values()})
-    tasks, scored = columns(study), len(study.mad.scores)
-    on_mad = f"; {scored} of them also on {len(tasks)} tasks of MAD" if tasks else ""
-    about = (
-        f"The same data, in the same order, for each of {len(study.rows)} variants, with {' or '.join(map(str, seeds))} "
-        f"seed{'s' * (seeds[-1] > 1)} each{on_mad}. "
-        f"{model['num_hidden_layers']} layers of width {model['hidden_size']}, context {data['context']}, "
-        f"{training['steps'] * training['batch_tokens']:,} tokens of {data['source']} as {data['tokenizer']}. "
-        f"The loss is that {LOSSES[study.settings['loss']]}. "
-        f"{study.machine['processor']}, torch {study.machine['torch']}, {study.created[:10]}."
-    )
+    """Return the report of a study as a web page."""
+    present = {group(label) for label in study.rows}
     return render(
         TEMPLATE,
         title=title,
-        about=about,
+        about=_about(study),
         study=study,
         supported=sum(verdict.verdict == SUPPORTED for verdict in study.verdicts),
-        correlation=interval(study.rank_correlation) if study.rank_correlation else None,
-        diverged=sorted(DIVERGED),
+        correlation=format_interval(study.rank_correlation) if study.rank_correlation else None,
+        diverged=sorted(PAPER_DIVERGED),
         claims=[(verdict, _forest(verdict)) for verdict in study.verdicts],
         scatter=_scatter(study),
         curves=_curves(study),
-        table=table_rows(study),
-        groups=[
-            (name, title)
-            for name, title in GROUPS.items()
-            if any(group(label) == name for label in study.rows)
-        ],
+        table=table(study),
+        groups=[(name, title) for name, title in GROUPS.items() if name in present],
         comparison=comparison,
         against=_against(comparison) if comparison else None,
     )
 
 
+def _about(study: Study) -> str:
+    training, data, model = (study.settings[key] for key in ("training", "data", "model"))
+    counts = sorted({len(row.losses) for row in study.rows.values()})
+    seeds = f"{' or '.join(map(str, counts))} {'seed' if counts == [1] else 'seeds'} each"
+    tasks = mad_tasks(study)
+    on_mad = f"; {len(study.mad.scores)} of them also on {len(tasks)} tasks of MAD" if tasks else ""
+    rates = (
+        "Each variant has its own learning rate, chosen with a seed that is not reported. "
+        if study.tuned
+        else ""
+    )
+    return (
+        f"{len(study.rows)} variants, with the same data in the same order, {seeds}{on_mad}. {rates}"
+        f"{model['num_hidden_layers']} layers of width {model['hidden_size']}, context {data['context']}, "
+        f"{training['steps'] * training['batch_tokens']:,} tokens of {data['source']}, tokenizer "
+        f"{data['tokenizer']}. The loss is {LOSSES[study.settings['loss']]}. "
+        f"{study.machine['processor']}, torch {study.machine['torch']}, {study.created[:10]}."
+    )
+
+
 def _forest(verdict: Verdict) -> str | None:
     rows = [(f"{pair.worse} → {pair.better}", *pair.effect) for pair in verdict.pairs]
-    return (
-        interval_chart(rows, x="how much lower the second's loss is", band=MARGIN * verdict.claim.equality)
-        if rows
-        else None
-    )
+    band = MARGIN if verdict.claim.equality else 0.0
+    return interval_chart(rows, x="how much lower the second's loss is", band=band) if rows else None
 
 
 def _scatter(study: Study) -> str | None:
@@ -187,12 +188,12 @@ def _scatter(study: Study) -> str | None:
         Point(
             row.paper_loss,
             row.loss,
-            group(label),
-            f"{label}\nours {row.loss:.3f}, paper {row.paper_loss:.3f}",
-            NAMED.get(label, ""),
+            group(row.label),
+            f"{row.label}\nours {row.loss:.3f}, paper {row.paper_loss:.3f}",
+            NAMED.get(row.label, ""),
         )
-        for label, row in study.rows.items()
-        if label in PAPER_ROWS and label not in DIVERGED and row.paper_loss is not None
+        for row in map(study.rows.__getitem__, study.comparable)
+        if row.paper_loss is not None
     ]
     return scatter_chart(points, x="the paper's NanoGPT loss", y="our loss") if points else None
 

@@ -1,148 +1,216 @@
-"""From the records of a study to its numbers: a row for each label, the rank correlation with the paper, the verdicts."""
+"""Read the records of a study: a row for each label, the rank correlation with the paper, and the verdicts.
 
-import math
-import statistics
+A study can be tuned: its rows are trained at several learning rates with a tuning seed, and report other
+seeds at the best rate. Seeds that a row has at more than one rate are its tuning seeds.
+"""
+
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from hypermlp.errors import UserError
-from hypermlp.label import PAPER_ROWS
-from hypermlp.label import PROBABLE_READING as OTHER_READINGS
-from hypermlp.mad.protocol import Cell, read_cell
-from hypermlp.mad.report import Table, summarize
+from hypermlp.jobs.cells import finite_fields
+from hypermlp.label import PAPER_ROWS, PROBABLE_READING
+from hypermlp.mad.protocol import MadCell, read_cell
+from hypermlp.mad.report import Scores, summarize
 from hypermlp.reporting.records import read_record
 from hypermlp.study.claims import Verdict, judge
 from hypermlp.study.intervals import Interval, spearman
 from hypermlp.study.protocol import ROWS, LmCell
+from hypermlp.study.tuning import best_rate, loss_of
 
-DIVERGED = {"S"}  # the paper's loss of it is a late divergence, not a target
-ENOUGH = 4  # rows for a rank correlation
-PAPER_LABEL = {other: label for label, other in OTHER_READINGS.items()}
+PAPER_DIVERGED = {"S"}  # rows whose loss in the paper is a late divergence, not a target
+ENOUGH = 4  # rows that a rank correlation needs
+PAPER_LABEL = {reading: label for label, reading in PROBABLE_READING.items()}
+OWN_KEYS = {"mixer", "seed"}  # keys of a recipe in which the cells of one study differ
+RATE_KEYS = {"learning_rate", "min_learning_rate"}  # and, in a tuned study, these
+Runs = dict[int, dict[float, dict[str, Any]]]  # seed -> learning rate -> results
 
 
 @dataclass(frozen=True)
 class Row:
-    """A label's language models."""
+    """The reported language models of one label."""
 
     label: str
     losses: dict[int, float]
-    """By seed."""
+    """Losses by seed, without seeds that diverged."""
     parameters: int
     forward_flops_per_token: int
     curve: list[tuple[float, float]]
-    """Validation loss at steps, the first seed's."""
+    """(step, validation loss) of the first seed."""
+    rate: float | None = None
+    """Learning rate in a tuned study; None if all rows have the recipe's rate."""
+    diverged: int = 0
+    """Reported seeds that diverged."""
 
     @property
     def loss(self) -> float:
-        return statistics.fmean(self.losses.values())
+        return fmean(self.losses.values())
 
     @property
     def paper_loss(self) -> float | None:
-        """Of another reading: of the paper's row that it may be."""
+        """The paper's loss; for a relabelled row, the loss of the paper's row it stands for."""
         return PAPER_ROWS[PAPER_LABEL.get(self.label, self.label)].loss if self.label in ROWS else None
 
 
 @dataclass(frozen=True)
 class Study:
+    """Everything that the reports of a study show."""
+
     rows: dict[str, Row]
-    mad: Table
+    left_out: dict[str, str]
+    """Labels that have records but no loss to report, with the reason."""
+    mad: Scores
     settings: dict[str, Any]
-    """What the language models have in common."""
+    """The part of the recipe that all language models share."""
     machine: dict[str, Any]
     created: str
     data: str
     """Digest of the prepared data."""
-    verdicts: list[Verdict] = field(default_factory=list)
-    rank_correlation: Interval | None = None
+
+    @property
+    def tuned(self) -> bool:
+        """Whether rows have learning rates of their own."""
+        return any(row.rate is not None for row in self.rows.values())
+
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        """The verdicts on the paper's claims."""
+        return judge({label: row.losses for label, row in self.rows.items()})
+
+    @property
+    def comparable(self) -> list[str]:
+        """The paper's own labels whose loss in the paper is a fair target."""
+        return [label for label in self.rows if label in PAPER_ROWS and label not in PAPER_DIVERGED]
+
+    @cached_property
+    def rank_correlation(self) -> Interval | None:
+        """Rank correlation of our losses with the paper's; None for too few rows."""
+        pairs = [(self.rows[label].loss, PAPER_ROWS[label].loss) for label in self.comparable]
+        return spearman(*map(list, zip(*pairs, strict=True))) if len(pairs) >= ENOUGH else None
 
 
 def read_study(folder: Path) -> Study:
-    if not folder.is_dir():
-        raise UserError(f"{folder} is no folder; name one that `hypermlp study run` wrote to")
+    """Read the records that ``hypermlp study run`` wrote to a folder."""
     records = [read_record(path, LmCell.kind) for path in sorted((folder / "lm").glob("*.json"))]
     if not records:
         raise UserError(
             f"{folder} has no records of language models; `hypermlp study run --out {folder}` makes them"
         )
-    common = _common([record["settings"] for record in records], folder)
-    by_label: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for record in records:
-        by_label[record["settings"]["mixer"]].append(record)
-    found = {
-        label: _row(label, by_label[label])
-        for label in [*ROWS, *sorted(set(by_label) - set(ROWS))]
-        if label in by_label
-    }
-    pairs = comparable(found)
+    runs = _runs_by_label(records)
+    tuned = any(len(rates) > 1 for seeds in runs.values() for rates in seeds.values())
+    settings = _shared_settings([record["settings"] for record in records], folder, tuned)
+    rows: dict[str, Row] = {}
+    left_out: dict[str, str] = {}
+    for label in sorted(runs, key=lambda label: (ROWS.index(label) if label in ROWS else len(ROWS), label)):
+        rate, results = _reported(label, runs[label])
+        if any(result["loss"] is not None for result in results.values()):
+            rows[label] = _row(label, results, rate if tuned else None)
+        else:
+            left_out[label] = "all reported seeds diverged" if results else "only tuning seeds have been run"
+    if not rows:
+        raise UserError(
+            f"{folder} has no loss to report: {', '.join(sorted(set(left_out.values())))}; `hypermlp study "
+            f"run --out {folder}` trains the reported seeds, and `hypermlp study tune` prints its own table"
+        )
     return Study(
-        rows=found,
+        rows=rows,
+        left_out=left_out,
         mad=summarize(_mad_results(folder / "mad")),
-        settings=common,
+        settings=settings,
         machine=records[0]["machine"],
         created=max(record["created"] for record in records),
-        data=records[0]["results"]["data_digest"],
-        verdicts=judge({label: row.losses for label, row in found.items()}),
-        rank_correlation=spearman(*pairs) if len(pairs[0]) >= ENOUGH else None,
+        data=next(
+            found["data_digest"] for record in records if "data_digest" in (found := record["results"])
+        ),
     )
 
 
-def comparable(rows: dict[str, Row]) -> tuple[list[float], list[float]]:
-    """Our losses and the paper's, over the paper's own labels."""
-    labels = [label for label in rows if label in PAPER_ROWS and label not in DIVERGED]
-    return [rows[label].loss for label in labels], [PAPER_ROWS[label].loss for label in labels]
+def _runs_by_label(records: list[dict[str, Any]]) -> dict[str, Runs]:
+    runs: dict[str, Runs] = defaultdict(lambda: defaultdict(dict))
+    for record in records:
+        training = record["settings"]["recipe"]["training"]
+        by_rate = runs[record["settings"]["mixer"]][training["seed"]]
+        by_rate[training["learning_rate"]] = record["results"]
+    return runs
 
 
-def _row(label: str, records: list[dict[str, Any]]) -> Row:
-    results = {record["settings"]["recipe"]["training"]["seed"]: record["results"] for record in records}
-    first = results[min(results)]
+def _reported(label: str, runs: Runs) -> tuple[float, dict[int, dict[str, Any]]]:
+    """Return the learning rate of a row and its reported results by seed.
+
+    Seeds with several rates are tuning seeds: they choose the rate with the lowest mean loss and are not
+    reported. A row without tuning seeds reports all its seeds.
+    """
+    tuning = [by_rate for by_rate in runs.values() if len(by_rate) > 1]
+    choosing = tuning or list(runs.values())
+    rates = {rate for by_rate in choosing for rate in by_rate}
+    if not tuning and len(rates) > 1:
+        raise UserError(
+            f"{label} has the learning rates {', '.join(f'{rate:g}' for rate in sorted(rates))}, but no seed "
+            "was trained at two of them, so no rate can be chosen; remove the records of all rates but one"
+        )
+    losses = {
+        rate: fmean(loss_of(by_rate[rate]) for by_rate in choosing if rate in by_rate) for rate in rates
+    }
+    chosen = best_rate(losses)
+    others = {seed: by_rate for seed, by_rate in sorted(runs.items()) if len(by_rate) == 1}
+    return chosen, {seed: by_rate[chosen] for seed, by_rate in others.items() if chosen in by_rate}
+
+
+def _row(label: str, results: dict[int, dict[str, Any]], rate: float | None) -> Row:
+    finite = {seed: result for seed, result in results.items() if result["loss"] is not None}
+    first = finite[min(finite)]
     return Row(
         label=label,
-        losses={seed: results[seed]["loss"] for seed in sorted(results)},
+        losses={seed: result["loss"] for seed, result in finite.items()},
         parameters=first["parameters"],
         forward_flops_per_token=first["forward_flops_per_token"],
         curve=[(step, value) for step, value in first["curves"]["validation"]],
+        rate=rate,
+        diverged=len(results) - len(finite),
     )
 
 
-def _common(settings: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
-    """A recipe without what differs on purpose; two studies in one folder are an error."""
-    found = []
-    for each in settings:
-        recipe = {key: dict(each["recipe"][key]) for key in ("model", "data", "training")}
-        recipe["model"].pop("mixer")
-        recipe["training"].pop("seed")
-        found.append({**recipe, "loss": each["loss"]})
-    different = next((i for i, each in enumerate(found) if each != found[0]), None)
-    if different is not None:
-        one, other = (_flat(found[i]) for i in (0, different))
-        key = next(key for key in sorted(one.keys() | other.keys()) if one.get(key) != other.get(key))
-        raise UserError(
-            f"{folder} has records of more than one study: {key} is {one.get(key)} for {settings[0]['mixer']}, {other.get(key)} for "
-            f"{settings[different]['mixer']}; a page is of one (and `study tune` prints its own table)"
-        )
-    return found[0]
+def _shared_settings(cells: list[dict[str, Any]], folder: Path, tuned: bool) -> dict[str, Any]:
+    """Return the settings that all cells share; raise if the cells belong to more than one study."""
+    own = OWN_KEYS | RATE_KEYS if tuned else OWN_KEYS
+    shared = [
+        {
+            section: {key: value for key, value in cell["recipe"][section].items() if key not in own}
+            for section in ("model", "data", "training")
+        }
+        | {"loss": cell["loss"]}
+        for cell in cells
+    ]
+    for cell, settings in zip(cells, shared, strict=True):
+        if settings != shared[0]:
+            first, other = _flat(shared[0]), _flat(settings)
+            key = min(key for key in first | other if first.get(key) != other.get(key))
+            raise UserError(
+                f"{folder} has records of more than one study: {key} is {first.get(key)} for "
+                f"{cells[0]['mixer']}, {other.get(key)} for {cell['mixer']}; move one to another folder"
+            )
+    return shared[0]
 
 
-def _flat(common: dict[str, Any]) -> dict[str, Any]:
-    return {
-        f"{name}.{key}": value
-        for name in ("model", "data", "training")
-        for key, value in common[name].items()
-    } | {"loss": common["loss"]}
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with keys such as "training.steps"."""
+    sections = {name: part if isinstance(part, dict) else {"": part} for name, part in settings.items()}
+    return {f"{name}.{key}".rstrip("."): part[key] for name, part in sections.items() for key in part}
 
 
-def _mad_results(folder: Path) -> list[tuple[Cell, dict[str, Any]]]:
-    results = []
+def _mad_results(folder: Path) -> Iterable[tuple[MadCell, dict[str, Any]]]:
     for path in sorted(folder.glob("*/*.json")):
-        record = read_record(path, Cell.kind)
-        results.append((read_cell(record["settings"]), record["results"]))
-    return results
+        record = read_record(path, MadCell.kind)
+        yield read_cell(record["settings"]), record["results"]
 
 
 def summary(study: Study) -> dict[str, Any]:
-    """For summary.json."""
+    """Return the content of summary.json."""
     rows = {
         label: {
             "loss": row.loss,
@@ -153,6 +221,8 @@ def summary(study: Study) -> dict[str, Any]:
             "paper_loss": row.paper_loss,
             "mad": study.mad.scores.get(label, {}),
         }
+        | ({"learning_rate": row.rate} if study.tuned else {})
+        | ({"diverged_seeds": row.diverged} if row.diverged else {})
         for label, row in study.rows.items()
     }
     claims = [
@@ -160,22 +230,23 @@ def summary(study: Study) -> dict[str, Any]:
             "claim": verdict.claim.name,
             "verdict": verdict.verdict,
             "pairs": [
-                {"worse": pair.worse, "better": pair.better, **_plain(pair.effect), "verdict": pair.verdict}
+                {
+                    "worse": pair.worse,
+                    "better": pair.better,
+                    **finite_fields(pair.effect),
+                    "verdict": pair.verdict,
+                }
                 for pair in verdict.pairs
             ],
         }
         for verdict in study.verdicts
     ]
-    correlation = _plain(study.rank_correlation) if study.rank_correlation else None
+    left_out = {"left_out": study.left_out} if study.left_out else {}
     return {
         "rows": rows,
-        "spearman": correlation,
+        "spearman": finite_fields(study.rank_correlation) if study.rank_correlation else None,
         "claims": claims,
         "settings": study.settings,
         "data_digest": study.data,
+        **left_out,
     }
-
-
-def _plain(found: Interval) -> dict[str, float | None]:
-    """JSON has no word for an interval without end."""
-    return {name: value if math.isfinite(value) else None for name, value in found._asdict().items()}

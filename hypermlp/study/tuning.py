@@ -1,39 +1,38 @@
-"""Choosing a learning rate for every row: train each at the rates of a size, with a seed that is not reported, and take the best."""
+"""Choose the learning rate of a row: train it at several rates, with a seed that is not reported."""
 
 import math
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from statistics import fmean
 from typing import Any
 
+from hypermlp.reporting.table import Table
 from hypermlp.study.protocol import LmCell, Size, lm_cell
 
 Losses = dict[float, float]  # learning rate -> loss; infinite if the training diverged
-Train = Callable[[list[LmCell]], list[tuple[LmCell, dict[str, Any]]]]
-WIDEST = 3  # how often a row may ask for a further rate
+Results = Iterable[tuple[LmCell, dict[str, Any]]]
+MOST_EXTRA_RATES = 3  # rates that a row may add to its grid
 
 
-def tuned_rates(size: Size, rows: list[str], train: Train) -> dict[str, float]:
-    """Return the best rate of every row; empty if the size has no rates to choose among.
+def tuned_rates(size: Size, rows: list[str], train: Callable[[list[LmCell]], Results]) -> dict[str, float]:
+    """Return the best rate of every row; empty if the size has no rates to choose from.
 
-    ``train`` runs cells and returns them with their results. With ``size.widen``, a row whose best rate lies at the edge of
-    its grid is trained at the next rate beyond, until the best one lies within.
+    ``train`` runs cells and returns them with their results. With ``size.widen``, a row whose best rate
+    lies at the edge of its grid is trained at the next rate beyond, until the best one lies within.
     """
     losses: dict[str, Losses] = {row: {} for row in rows}
-    wanted = [lm_cell(size, row, size.tuning_seed, rate) for rate in size.rates for row in rows]
-    for _ in range(WIDEST + 1):
-        for cell, result in train(wanted) if wanted else []:
-            losses[cell.mixer][cell.rate] = loss_of(result)
-        if not size.widen:
-            break
-        further = {row: beyond_edge(found) for row, found in losses.items() if found}
-        wanted = [
-            lm_cell(size, row, size.tuning_seed, rate) for row, rate in further.items() if rate is not None
-        ]
-        if not wanted:
-            break
-    return {row: best_rate(found) for row, found in losses.items() if found}
+    wanted = [(row, rate) for rate in size.rates for row in rows]
+    for _ in range(MOST_EXTRA_RATES + 1):
+        if wanted:
+            for cell, result in train([lm_cell(size, row, size.tuning_seed, rate) for row, rate in wanted]):
+                losses[cell.mixer][cell.rate] = loss_of(result)
+        further = {row: beyond_edge(tried) for row, tried in losses.items() if tried and size.widen}
+        wanted = [(row, rate) for row, rate in further.items() if rate is not None]
+    return {row: best_rate(tried) for row, tried in losses.items() if tried}
 
 
 def loss_of(result: dict[str, Any]) -> float:
+    """Return the loss of a result; infinite if the training diverged."""
     return math.inf if result["loss"] is None else float(result["loss"])
 
 
@@ -48,3 +47,16 @@ def beyond_edge(losses: Losses) -> float | None:
     if best == max(losses):
         return 2 * best
     return best / 2 if best == min(losses) else None
+
+
+def tuning_table(results: Results) -> Table:
+    """Return the losses by learning rate (lines) and row (columns), with the mean over the rows."""
+    losses: dict[float, dict[str, float]] = defaultdict(dict)
+    for cell, result in results:
+        losses[cell.rate][cell.mixer] = loss_of(result)
+    rows = list(next(iter(losses.values())))
+    lines = [
+        [f"{rate:g}", *(f"{loss:.4f}" for loss in [*(found[row] for row in rows), fmean(found.values())])]
+        for rate, found in sorted(losses.items())
+    ]
+    return Table(["learning rate", *rows, "mean"], lines)

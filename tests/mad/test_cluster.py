@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ign
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "auto"])
-def test_no_cluster_is_said(tmp_path, capsys, address):
+def test_a_missing_cluster_is_reported(tmp_path, capsys, address):
     assert (
         main(
             ["mad", "run", "--mixer", "S-p", "--grid", "smoke", "--out", str(tmp_path), "--cluster", address]
@@ -80,7 +80,7 @@ def ray_workers():
                 name = file.read()
         except OSError:
             continue
-        if name.startswith("ray::_serve_far"):
+        if name.startswith("ray::_run_remotely"):
             yield int(pid)
 
 
@@ -97,20 +97,22 @@ def test_a_killed_worker_loses_no_finished_cell(address, tmp_path):
 
     found = {
         cell.task: timeless(result)
-        for cell, result in run_cells(work, [short, long], tmp_path, Cluster(address=address), tell=kill_once)
+        for cell, result in run_cells(
+            work, [short, long], tmp_path, Cluster(address=address), on_progress=kill_once
+        )
     }
     assert len(killed) == 1
     assert found[short.task] == timeless(recorded(tmp_path, short))
     assert found[long.task] == timeless(next(iter(Local(threads=1).run(work, [long], lambda *_: None)))[1])
 
 
-def test_an_error_in_a_cell_is_told(address):
+def test_an_error_in_a_cell_is_returned(address):
     (cell,) = smoke("compression")
     ((_, error),) = Cluster(address=address).run(work, [replace(cell, mixer="X")], lambda *_: None)
     assert isinstance(error, CellError)
-    assert "compression: ValueError: unknown mixer 'X'" in str(error)
+    assert "compression: UserError: unknown mixer 'X'" in str(error)
 
 
-def test_more_than_any_machine_has_is_said(address):
+def test_requests_that_no_machine_satisfies_are_refused(address):
     with pytest.raises(ValueError, match="no machine of the cluster has --threads 64 and --gpus 0"):
         list(Cluster(address=address, threads=64).run(work, smoke("compression"), lambda *_: None))

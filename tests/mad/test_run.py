@@ -27,19 +27,20 @@ def smoke(*tasks, mixer="R-cg-q-12o"):
 
 
 def results(wanted, folder, **where):
-    told = []
-    found = list(
-        run_cells(work, wanted, folder, Local(**where), tell=lambda cell, progress: told.append(progress))
-    )
-    return found, told
+    reported = []
+
+    def on_progress(cell, progress):
+        reported.append(progress)
+
+    return list(run_cells(work, wanted, folder, Local(**where), on_progress=on_progress)), reported
 
 
 def test_cells_are_recorded_and_not_run_again(tmp_path):
-    first, told = results(smoke(), tmp_path, jobs=2, threads=1)
+    first, reported = results(smoke(), tmp_path, jobs=2, threads=1)
     assert len(first) == 2
-    assert told
-    again, told = results(smoke(), tmp_path)
-    assert not told
+    assert reported
+    again, reported = results(smoke(), tmp_path)
+    assert not reported
     assert sorted(r["score"] for _, r in again) == sorted(r["score"] for _, r in first)
 
 
@@ -112,13 +113,13 @@ def test_a_worker_that_is_killed_is_started_again(tmp_path):
             for pid in children:
                 os.kill(pid, signal.SIGKILL)
 
-    found = list(run_cells(work, [cell], tmp_path, Local(threads=1), tell=kill_once))
+    found = list(run_cells(work, [cell], tmp_path, Local(threads=1), on_progress=kill_once))
     assert killed[0]
     assert found[0][1]["steps"] == 120 or found[0][1]["score"] > 0.999
 
 
 def is_worker(pid):
-    """A child of the server that forks workers."""
+    """Whether the process is a child of the fork server of this process."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             parent = int(file.read().rsplit(")", 1)[1].split()[1])
@@ -131,14 +132,17 @@ def is_worker(pid):
     return server and ours
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+def test_ctrl_c_prints_how_to_continue(tmp_path, capsys, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
         yield
 
     monkeypatch.setattr(Local, "run", interrupted)
     assert main(["mad", "run", "--mixer", "S-p", "--grid", "smoke", "--out", str(tmp_path)]) == 130
-    assert "interrupted: 0 of 6 are recorded, and the same command goes on" in capsys.readouterr().err
+    assert (
+        "interrupted: 0 of 6 cells are recorded; run the same command again to continue"
+        in capsys.readouterr().err
+    )
 
 
 def test_an_interruption_keeps_what_is_done(tmp_path):
@@ -150,7 +154,7 @@ def test_an_interruption_keeps_what_is_done(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        list(run_cells(work, [quick, long], tmp_path, Local(threads=1), tell=interrupt))
+        list(run_cells(work, [quick, long], tmp_path, Local(threads=1), on_progress=interrupt))
     assert recorded(tmp_path, quick) is not None
     assert recorded(tmp_path, long) is None
     time.sleep(0.5)
@@ -167,7 +171,7 @@ def test_scores_are_means_over_settings_of_the_best_rate():
     assert "35.0 (49.2)" in str(table)  # the paper's beside it
 
 
-def test_a_module_of_ones_own():
+def test_a_users_module():
     table = mad.benchmark(
         lambda hidden_size, max_length: nn.Linear(hidden_size, hidden_size),
         grid="smoke",
@@ -212,7 +216,7 @@ number = 3
 
 @pytest.fixture
 def user_module(tmp_path, monkeypatch):
-    """A file in the current folder; the name is new each time, because imports are remembered."""
+    """A module in the current folder, with a new name each time because imports are cached."""
     monkeypatch.chdir(tmp_path)
     name = f"user_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(MODULE)
@@ -243,21 +247,21 @@ def run_smoke(*words):
 def test_a_module_that_was_edited_is_another_cell(user_module, tmp_path, capsys):
     assert run_smoke(f"{user_module}:fine") == 0
     assert run_smoke(f"{user_module}:fine") == 0
-    assert "1 cell, 1 of them recorded" in capsys.readouterr().err
+    assert "1 of 1 cells are recorded" in capsys.readouterr().err
     (tmp_path / f"{user_module}.py").write_text(MODULE + "# edited")
     assert run_smoke(f"{user_module}:fine") == 0
-    assert "1 cell, 0 of them recorded" in capsys.readouterr().err
+    assert "0 of 1 cells are recorded" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("made", "message"),
     [
         ("ahead", "is not causal"),
-        ("broad", "it must give a tensor of the same shape"),
-        ("wide", "it must give a tensor of the same shape"),
+        ("broad", "it must return a tensor of the same shape"),
+        ("wide", "it must return a tensor of the same shape"),
         ("double", "fails: RuntimeError"),
-        ("nothing", "it made a NoneType"),
-        ("function", "it made a function"),
+        ("nothing", "it returned a NoneType"),
+        ("function", "it returned a function"),
         ("names", "it must be a function make(hidden_size=..., max_length=...)"),
         ("number", "it must be a function make(hidden_size=..., max_length=...)"),
         ("missing", "cannot be imported: AttributeError"),
@@ -266,38 +270,38 @@ def test_a_module_that_was_edited_is_another_cell(user_module, tmp_path, capsys)
 )
 def test_a_module_is_tried_before_training(user_module, capsys, made, message):
     assert run_smoke(f"{user_module}:{made}") == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert "cells" not in said
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert "cells are recorded" not in printed
 
 
 def test_a_cell_that_fails_does_not_stop_the_others(user_module, capsys):
     words = ["--grid", "smoke", "--task", "compression", "--threads", "1", "--out", "records"]
     assert main(["mad", "compare", f"{user_module}:late", "S-p", *words]) == 2
-    said = capsys.readouterr()
-    assert "| S-p | " in said.out
-    assert f"ZeroDivisionError: division by zero ({os.getcwd()}/{user_module}.py:7)" in said.err
-    assert "1 of the cells failed; the others are recorded" in said.err
+    printed = capsys.readouterr()
+    assert "| S-p | " in printed.out
+    assert f"ZeroDivisionError: division by zero ({os.getcwd()}/{user_module}.py:7)" in printed.err
+    assert "1 of the cells failed; the others are recorded" in printed.err
 
 
-def test_a_folder_that_cannot_be_written_is_said_before_training(tmp_path, capsys):
+def test_a_folder_that_cannot_be_written_is_refused_before_training(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["mad", "run", "--mixer", "S-p", "--grid", "smoke", "--out", str(tmp_path / "file")]) == 2
     assert "step" not in capsys.readouterr().err
 
 
-def test_a_damaged_record_is_said(tmp_path, capsys):
+def test_a_damaged_record_is_reported(tmp_path, capsys):
     (cell,) = smoke("compression")
     path = record_path(tmp_path, cell)
     path.parent.mkdir()
     for content in (b"{", b"\xff", b'{"format": 1}'):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=f"{path.name} is not a record.*remove it"):
+        with pytest.raises(ValueError, match=f"{path.name} is not a record.*remove the file"):
             recorded(tmp_path, cell)
 
 
-def test_a_worker_ends_with_whoever_started_it(tmp_path):
-    """Even where that was killed, and the worker has nothing to tell."""
+def test_a_worker_exits_when_its_parent_is_killed(tmp_path):
+    """The worker exits although it sends nothing that would fail."""
     script = f"""
 from dataclasses import replace
 from hypermlp.mad.protocol import GRIDS, cells
@@ -306,10 +310,10 @@ from hypermlp.jobs.workers import Local
 (cell,) = cells("S-p", GRIDS["smoke"], ["compression"])
 cell = replace(cell, training=replace(cell.training, epochs=10**6, evaluate_every=10**6))
 import multiprocessing, threading, time
-def say():
+def write_pid():
     while not (children := multiprocessing.active_children()): time.sleep(0.05)
     open({str(tmp_path / "pid")!r}, "w").write(str(children[0].pid))
-threading.Thread(target=say).start()
+threading.Thread(target=write_pid).start()
 list(Local(threads=1).run(work, [cell], lambda *_: None))
 """
     parent = subprocess.Popen([sys.executable, "-c", script])
@@ -361,7 +365,7 @@ def test_errors_before_training(tmp_path, capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
-def test_an_error_in_a_cell_is_told():
+def test_an_error_in_a_cell_is_returned():
     (cell,) = smoke("compression")
     ((_, error),) = Local(threads=1).run(work, [replace(cell, mixer="X")], lambda *_: None)
     assert isinstance(error, CellError)

@@ -7,7 +7,7 @@ import pytest
 
 from hypermlp import mad
 
-# first 16 hex digits of SHA-256 over little-endian int64: inputs[0], targets[0], inputs[0:256], targets[0:256]
+# First 16 hex digits of SHA-256 over little-endian int64: inputs[0], targets[0], inputs[:256], targets[:256]
 HASHES = {
     "in-context-recall": ("1b5596189a277ffe", "a2ddc1e2d6b844ea", "4e844206ea53c267", "6e1f253545eebaca"),
     "noisy-in-context-recall": (
@@ -106,7 +106,7 @@ def test_copying_repeats_what_is_not_blank():
 
 
 def summary(task, sampler, split):
-    """Statistics that tell distributions apart: how often each token stands where, what is scored, repetitions."""
+    """Return statistics of the distribution: token counts by place, scored targets, repetitions."""
     settings = {"num_train": 300, "num_test": 1500} if split == "test" else {"num_train": 1500}
     inputs, targets = mad.generate(task, split=split, sampler=sampler, seed=3, **settings)
     half = inputs.shape[1] // 2
@@ -142,8 +142,8 @@ def test_the_fast_sampler_is_a_function_of_its_seed():
     ("arguments", "message"),
     [
         ({"task": "recall"}, "unknown task 'recall'; allowed: in-context-recall"),
-        ({"split": "dev"}, "unknown split 'dev'; allowed: 'train', 'test'"),
-        ({"sampler": "slow"}, "unknown sampler 'slow'; allowed: 'published', 'fast'"),
+        ({"split": "dev"}, "split is 'dev'; it must be 'train' or 'test'"),
+        ({"sampler": "slow"}, "sampler is 'slow'; it must be 'published' or 'fast'"),
         ({"vocabulary": 3}, "unknown settings vocabulary; allowed: vocab_size"),
         ({"frac_noise": 0.5}, "unknown settings frac_noise; allowed: vocab_size"),
         ({"seq_len": 7}, "seq_len is 7; it must be even"),

@@ -9,14 +9,14 @@ from torch import nn
 
 from hypermlp import mad
 from hypermlp.mad.backbones import Autoencoder, LanguageBackbone, build_backbone, sinusoids
-from hypermlp.mad.protocol import GRIDS, PUBLISHED, Cell, Training, cells
+from hypermlp.mad.protocol import GRIDS, PUBLISHED, MadCell, Training, cells
 from hypermlp.mad.training import evaluate, macro_accuracy, rate_at, run_cell
 
 
 def cell(**changes):
     training = Training(batch_size=32, epochs=2, precision="float32", learning_rate=3e-3)
     settings = {"vocab_size": 8, "seq_len": 16, "num_train": 256, "num_test": 64}
-    base = Cell(
+    base = MadCell(
         mixer="G-cg-q-12o",
         task="in-context-recall",
         settings=settings,
@@ -51,7 +51,7 @@ def test_the_backbone_has_the_published_size():
     assert model.layers[1].inner.up_proj.weight.shape == (352, 128)
 
 
-def test_initialisation_is_the_hosts():
+def test_mixers_are_initialised_like_the_backbone():
     model = LanguageBackbone("G-cg-q-12o", vocab_size=16, max_length=128)
     weight = model.layers[0].inner.v_proj.weight
     assert weight.abs().max() < 128**-0.5
@@ -89,14 +89,14 @@ def test_macro_accuracy_is_over_classes():
     assert macro_accuracy(torch.tensor([1, 1]), torch.tensor([1, 1])) == 1.0
 
 
-def test_evaluation_weighs_batches_by_size_and_ignores_what_is_not_asked():
-    class Says(nn.Module):
+def test_evaluation_weighs_batches_by_size_and_skips_ignored_targets():
+    class Repeat(nn.Module):
         def forward(self, x):
             return nn.functional.one_hot(x, 4).float() * 10
 
     inputs = torch.tensor([[1, 2], [1, 3], [2, 2]])
     targets = torch.tensor([[1, -100], [2, 3], [2, 2]])
-    found = evaluate(Says(), inputs, targets, 5, Training(batch_size=2, precision="float32"))
+    found = evaluate(Repeat(), inputs, targets, 5, Training(batch_size=2, precision="float32"))
     assert found.micro == pytest.approx(4 / 5)
     first = (1 + 0 + 1) / 3  # classes 1, 2, 3 of the first batch
     assert found.macro == pytest.approx((2 * first + 1 * 1.0) / 3)
@@ -136,7 +136,7 @@ def test_the_schedule_is_constant_or_a_cosine():
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_a_cosine_is_felt(epochs):
+def test_a_cosine_changes_the_training(epochs):
     constant, cosine = (
         run_cell(cell(training=replace(cell().training, epochs=epochs, schedule=s)))
         for s in ("constant", "cosine")
@@ -144,10 +144,10 @@ def test_a_cosine_is_felt(epochs):
     assert constant["curve"] != cosine["curve"]
 
 
-def test_a_divergence_is_said_and_can_be_recorded():
+def test_a_divergence_is_reported_and_can_be_recorded():
     result = run_cell(cell(training=replace(cell().training, learning_rate=1e30)))
     assert result["diverged"]
-    assert "diverged" in cell().say(result)
+    assert "diverged" in cell().summary(result)
     assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 
@@ -157,7 +157,7 @@ def test_every_task_runs(task):
     assert run_cell(small)["steps"] == 2
 
 
-def test_a_module_of_ones_own():
+def test_a_users_module():
     model = build_backbone(
         "in-context-recall",
         lambda hidden_size, max_length: nn.Identity(),
@@ -168,19 +168,25 @@ def test_a_module_of_ones_own():
     assert model(torch.zeros(1, 8, dtype=torch.int64)).shape == (1, 8, 16)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"schedule": "linear"}, "schedule is 'linear'; it must be 'constant' or 'cosine'"),
-        ({"score": "mean"}, "score is 'mean'"),
-        ({"accuracy": "none"}, "accuracy is 'none'"),
-        ({"learning_rate": 0}, "learning_rate is 0"),
-        ({"learning_rate": float("inf")}, "learning_rate is inf"),
-        ({"weight_decay": "a"}, "weight_decay is 'a'"),
-        ({"batch_size": 1.5}, "batch_size is 1.5"),
-        ({"evaluate_every": "a"}, "evaluate_every is 'a'"),
-    ],
-)
-def test_errors_before_work(changes, message):
-    with pytest.raises(ValueError, match=message):
-        Training(**changes)
+WRONG = [
+    {"schedule": "linear"},
+    {"score": "mean"},
+    {"accuracy": "none"},
+    {"learning_rate": 0},
+    {"learning_rate": float("inf")},
+    {"weight_decay": "a"},
+    {"batch_size": 1.5},
+    {"evaluate_every": "a"},
+]
+
+
+@pytest.mark.parametrize("change", WRONG, ids=str)
+def test_errors_before_work(change):
+    ((name, value),) = change.items()
+    with pytest.raises(ValueError, match=f"{name} is {value!r}; it must be "):
+        Training(**change)
+
+
+def test_an_unknown_option_is_refused_with_the_allowed_ones():
+    with pytest.raises(ValueError, match="schedule is 'linear'; it must be 'constant' or 'cosine'"):
+        Training(schedule="linear")

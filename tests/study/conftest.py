@@ -1,5 +1,6 @@
-"""A study whose results are made up: no training."""
+"""Studies whose results are made up: no training."""
 
+import dataclasses
 import math
 import random
 
@@ -14,23 +15,32 @@ from hypermlp.study.protocol import ROWS, SIZES, lm_cells
 from hypermlp.study.summary import PAPER_LABEL
 
 
+def _write(folder, cell, results):
+    write_record(record_path(folder, cell), new_record(cell.kind, dataclasses.asdict(cell), results))
+
+
 @pytest.fixture(scope="session")
-def made_up(tmp_path_factory):
-    """Losses like the paper's, with a little noise; MAD for one row."""
+def write_lm():
+    """``write_lm(folder, cell, loss)`` writes the record of a language model; loss None means divergence."""
+
+    def write(folder, cell, loss):
+        if loss is None:
+            _write(folder, cell, {"loss": None, "diverged": "made up", "seconds": 1.0})
+            return
+        curve = [[step, loss + 3 * math.exp(-step / 100)] for step in range(50, 601, 50)]
+        results = {"loss": loss, "curves": {"validation": curve}, "data_digest": "d"}
+        _write(folder, cell, {**results, "parameters": 1_000_000, "forward_flops_per_token": 2_000_000})
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def made_up(tmp_path_factory, write_lm):
+    """Losses like the paper's, with a little noise, at one learning rate; MAD for one row."""
     folder, noise = tmp_path_factory.mktemp("study"), random.Random(0)
     for cell in lm_cells(SIZES["mini"], ROWS, CLAIMED):
-        end = PAPER_ROWS[PAPER_LABEL.get(cell.mixer, cell.mixer)].loss + noise.gauss(0, 1e-3)
-        curve = [[step, end + 3 * math.exp(-step / 100)] for step in range(50, 601, 50)]
-        result = {
-            "loss": end,
-            "curves": {"validation": curve},
-            "parameters": 1_000_000,
-            "forward_flops_per_token": 2_000_000,
-        }
-        write_record(
-            record_path(folder, cell), new_record(cell.kind, cell.__dict__, {**result, "data_digest": "d"})
-        )
+        paper = PAPER_ROWS[PAPER_LABEL.get(cell.mixer, cell.mixer)].loss
+        write_lm(folder, cell, paper + noise.gauss(0, 1e-3))
     for cell in cells("R-12o!", GRIDS["smoke"], ["compression", "memorization"]):
-        settings = {**cell.__dict__, "training": cell.training.__dict__}
-        write_record(record_path(folder / "mad", cell), new_record(cell.kind, settings, {"score": 0.5}))
+        _write(folder / "mad", cell, {"score": 0.5})
     return folder

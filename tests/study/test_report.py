@@ -1,4 +1,4 @@
-"""The page and tables say what the records say."""
+"""The page and the tables show what the records hold."""
 
 import json
 import re
@@ -61,7 +61,7 @@ def test_two_studies_in_one_folder_are_refused(made_up, tmp_path):
 
 
 @pytest.mark.parametrize("folder", ["nothing", "."])
-def test_a_folder_without_records_is_said(tmp_path, capsys, folder):
+def test_a_folder_without_records_is_refused(tmp_path, capsys, folder):
     assert main(["study", "report", str(tmp_path / folder)]) == 2
     assert "hypermlp study run" in capsys.readouterr().err
 

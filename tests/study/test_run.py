@@ -1,4 +1,4 @@
-"""Every row builds and steps; a study that is killed and started again ends the same."""
+"""Every row builds and steps; a study that is killed and restarted gives the same results."""
 
 import os
 import random
@@ -14,6 +14,7 @@ from hypermlp.study.claims import CLAIMED
 from hypermlp.study.protocol import ROWS, SIZES, lm_cells, tuning_cells
 
 pytestmark = pytest.mark.usefixtures("server")
+SMOKE = ["study", "run", "--size", "smoke", "--columns", "lm", "--out"]  # and the folder
 RESULTS = {"loss", "train_loss", "validation_loss", "curves", "parameters", "data_digest"}
 
 
@@ -41,25 +42,7 @@ def test_rows_differ_in_nothing_but_the_label_and_the_seed():
 
 
 def test_every_row_builds_and_steps(tmp_path, capsys):
-    assert (
-        main(
-            [
-                "study",
-                "run",
-                "--size",
-                "smoke",
-                "--columns",
-                "lm",
-                "--out",
-                str(tmp_path),
-                "--jobs",
-                "2",
-                "--threads",
-                "1",
-            ]
-        )
-        == 0
-    )
+    assert main([*SMOKE, str(tmp_path), "--jobs", "2", "--threads", "1"]) == 0
     for cell in lm_cells(SIZES["smoke"], ROWS, CLAIMED):
         result = recorded(tmp_path, cell)
         assert 4 < result["loss"] < 7, cell.title
@@ -67,28 +50,16 @@ def test_every_row_builds_and_steps(tmp_path, capsys):
         assert [step for step, _ in result["curves"]["validation"]] == [1, 2]
     assert not (tmp_path / "running").exists()
     capsys.readouterr()
-    assert main(["study", "run", "--size", "smoke", "--columns", "lm", "--out", str(tmp_path)]) == 0
-    assert "35 cells, 35 of them recorded" in capsys.readouterr().err
+    assert main([*SMOKE, str(tmp_path)]) == 0
+    assert "35 of 35 cells are recorded" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_killed_and_started_again_it_ends_the_same(tmp_path):
+def test_a_study_that_is_killed_and_restarted_gives_the_same_results(tmp_path):
     labels = ["S-p", "G-cg-q-12o", "R-12o!"]
-    words = [
-        "study",
-        "run",
-        "--size",
-        "smoke",
-        "--columns",
-        "lm",
-        "--labels",
-        *labels,
-        "--threads",
-        "1",
-        "--out",
-    ]
-    assert main([*words, str(tmp_path / "whole")]) == 0
-    command = [sys.executable, "-m", "hypermlp", *words, str(tmp_path / "killed"), "--jobs", "2"]
+    options = ["--threads", "1", "--labels", *labels]
+    assert main([*SMOKE, str(tmp_path / "whole"), *options]) == 0
+    command = [sys.executable, "-m", "hypermlp", *SMOKE, str(tmp_path / "killed"), "--jobs", "2", *options]
     for seconds in (random.Random(0).uniform(3, 9) for _ in range(2)):
         process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True

@@ -1,0 +1,111 @@
+"""Studies with several learning rates: tuning seeds choose the rate, other seeds are reported."""
+
+import json
+
+import pytest
+
+from hypermlp.cli import main
+from hypermlp.study.protocol import SIZES, lm_cell
+from hypermlp.study.report import compare, markdown, page, table
+from hypermlp.study.summary import read_study, summary
+
+MINI = SIZES["mini"]
+TUNING = {  # row -> learning rate -> loss of seed 1
+    "S-p": {4e-3: 1.6, 8e-3: 1.4, 1.6e-2: None},
+    "R-p": {4e-3: 1.7, 8e-3: 1.8, 1.6e-2: 1.9},
+    "gla": {4e-3: None, 8e-3: None, 1.6e-2: 2.0},
+}
+
+
+@pytest.fixture
+def tuned(tmp_path, write_lm):
+    """Three rows, reported with seeds 2 and 3 at their best rates; S-p also has a seed at another rate."""
+    for row, losses in TUNING.items():
+        for rate, loss in losses.items():
+            write_lm(tmp_path, lm_cell(MINI, row, 1, rate), loss)
+    for row, rate, losses in (
+        ("S-p", 8e-3, [1.5, 1.52]),
+        ("R-p", 4e-3, [1.6, 1.64]),
+        ("gla", 1.6e-2, [2.1, 2.2]),
+    ):
+        for seed, loss in zip((2, 3), losses, strict=True):
+            write_lm(tmp_path, lm_cell(MINI, row, seed, rate), loss)
+    write_lm(tmp_path, lm_cell(MINI, "S-p", 4, 4e-3), 9.0)
+    return tmp_path
+
+
+def test_rows_report_other_seeds_at_their_best_rate(tuned):
+    rows = read_study(tuned).rows
+    assert {label: row.rate for label, row in rows.items()} == {"S-p": 8e-3, "R-p": 4e-3, "gla": 1.6e-2}
+    assert rows["S-p"].losses == {2: 1.5, 3: 1.52}
+    assert rows["R-p"].losses == {2: 1.6, 3: 1.64}
+    assert rows["gla"].losses == {2: 2.1, 3: 2.2}
+
+
+def test_a_row_with_one_rate_reports_all_its_seeds(tuned, write_lm):
+    for seed in (1, 2):
+        write_lm(tuned, lm_cell(MINI, "R-c", seed, 4e-3), 1.9)
+    row = read_study(tuned).rows["R-c"]
+    assert list(row.losses) == [1, 2]
+    assert row.rate == 4e-3
+
+
+def test_the_learning_rate_is_shown_only_where_it_was_tuned(tuned, made_up):
+    study, plain = read_study(tuned), read_study(made_up)
+    assert table(study).columns[1] == "learning rate"
+    assert "| S-p | 0.008 | 1,000,000 | 2.00 | 2 | 1.510 (3.067) |" in markdown(study)
+    assert summary(study)["rows"]["gla"]["learning_rate"] == 1.6e-2
+    assert "its own learning rate" in page(study, "tuned")
+    assert not plain.tuned
+    assert all(row.rate is None for row in plain.rows.values())
+    assert "learning rate" not in table(plain).columns
+    assert "learning_rate" not in summary(plain)["rows"]["S-p"]
+    assert "its own learning rate" not in page(plain, "plain")
+
+
+def test_the_rate_is_no_shared_setting_of_a_tuned_study(tuned, made_up):
+    shared, plain = read_study(tuned).settings["training"], read_study(made_up).settings["training"]
+    assert plain.keys() - shared.keys() == {"learning_rate", "min_learning_rate"}
+    assert compare(read_study(tuned), read_study(tuned)).same
+
+
+def test_a_reported_seed_that_diverged_has_no_loss_and_is_counted(tuned, write_lm):
+    write_lm(tuned, lm_cell(MINI, "R-p", 3, 4e-3), None)
+    study = read_study(tuned)
+    assert study.rows["R-p"].losses == {2: 1.6}
+    assert "| 1 (1 diverged) | 1.600 (3.079) |" in markdown(study)
+    write_lm(tuned, lm_cell(MINI, "R-p", 2, 4e-3), None)
+    study = read_study(tuned)
+    assert "R-p" not in study.rows
+    assert "Left out: R-p (all reported seeds diverged)." in markdown(study)
+    assert "all reported seeds diverged" in page(study, "diverged")
+    assert json.loads(json.dumps(summary(study), allow_nan=False))["left_out"] == study.left_out
+
+
+def test_a_row_that_is_only_tuned_is_left_out(tuned, write_lm):
+    for rate in MINI.rates:
+        write_lm(tuned, lm_cell(MINI, "S-c", 1, rate), 1.9)
+    assert read_study(tuned).left_out == {"S-c": "only tuning seeds have been run"}
+
+
+def test_a_folder_with_tuning_seeds_alone_has_nothing_to_report(tmp_path, write_lm, capsys):
+    for rate in MINI.rates:
+        write_lm(tmp_path, lm_cell(MINI, "S-p", 1, rate), 1.5)
+    assert main(["study", "report", str(tmp_path)]) == 2
+    assert "has no loss to report: only tuning seeds have been run" in capsys.readouterr().err
+
+
+def test_rates_that_no_seed_has_in_common_are_refused(tmp_path, write_lm, tuned):
+    write_lm(tuned, lm_cell(MINI, "R-c", 1, 4e-3), 1.9)
+    write_lm(tuned, lm_cell(MINI, "R-c", 2, 8e-3), 1.9)
+    with pytest.raises(ValueError, match="R-c has the learning rates 0.004, 0.008, but no seed"):
+        read_study(tuned)
+
+
+def test_rows_with_different_rates_that_were_not_tuned_are_two_studies(tmp_path, write_lm):
+    write_lm(tmp_path, lm_cell(MINI, "S-p", 1, 4e-3), 1.5)
+    write_lm(tmp_path, lm_cell(MINI, "R-p", 1, 8e-3), 1.5)
+    with pytest.raises(
+        ValueError, match="more than one study: training.learning_rate is 0.008 for R-p, 0.004"
+    ):
+        read_study(tmp_path)
