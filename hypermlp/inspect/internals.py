@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from hypermlp.errors import UserError
 from hypermlp.layers.common import causal_conv_pair, rotate
@@ -20,7 +21,28 @@ from hypermlp.ops.layout import row_starts
 GATES = ("query", "output", "mix1", "mix2")
 
 
-def by_gate(layer: Mixer, fused: Tensor) -> dict[str, Tensor]:
+class Kernels(NamedTuple):
+    """One sequence mix of a branch or head: ``R = I + Diag(diag) + left Diag(gate) rightᵀ``."""
+
+    diag: Tensor  # [slots]
+    left: Tensor  # [slots, r]
+    right: Tensor  # [slots, r]
+    gate: Tensor  # [T, r]
+
+    def added(self, t: int) -> Tensor:
+        """Return R - I ``[slots, slots]`` at position t."""
+        return torch.diag(self.diag) + self.left * self.gate[t] @ self.right.T
+
+
+def kernels(mix: Mix | None, index: int, slots: int, batch: int = 0) -> Kernels | None:
+    """Return the first slots of a mix for one branch or head; None if there is no mix."""
+    if mix is None:
+        return None
+    diag, left, right = (part[index, :slots].detach() for part in (mix.diag, mix.left, mix.right))
+    return Kernels(diag, left, right, mix.gate[batch, :, index])
+
+
+def _by_gate(layer: Mixer, fused: Tensor) -> dict[str, Tensor]:
     """Split the last dimension of ``fused``, which has an entry for each gate, into views by name.
 
     The names are "query", "output", "mix1" and "mix2"; gates that the layer does not have are left out.
@@ -31,55 +53,43 @@ def by_gate(layer: Mixer, fused: Tensor) -> dict[str, Tensor]:
 
 def gate_values(layer: Mixer, x: Tensor) -> dict[str, Tensor]:
     """Return the sigmoid gates at ``x`` ``[..., D]`` by name."""
-    return {} if layer.gates is None else by_gate(layer, torch.sigmoid(layer.gates(x)))
+    return {} if layer.gates is None else _by_gate(layer, torch.sigmoid(layer.gates(x)))
 
 
-def gate_logits_on_plane(layer: Mixer, plane: Tensor) -> dict[str, Tensor]:
-    """Return what the sigmoids are applied to, by name, on a plane ``[3, D]`` of a point and two directions.
-
-    The bias counts at the point alone, so that combinations of the rows are the logits at points of the
-    plane.
-    """
+def gate_parameters(layer: Mixer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return views of the weights ``[D, ...]`` and biases of the gates by name."""
     if layer.gates is None:
-        return {}
-    logits = plane @ layer.gates.weight.T.to(plane.dtype)
-    logits[0] += layer.gates.bias
-    return by_gate(layer, logits)
+        return {}, {}
+    return _by_gate(layer, layer.gates.weight.T), _by_gate(layer, layer.gates.bias)
 
 
-def convolved(layer: Mixer, x: Tensor, reach: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return the rows ``[B, T, D]`` that the keys and the values are projected from.
-
-    ``reach`` holds the number of positions, itself included, that each position sees; None means all.
-    """
+def convolved(layer: Mixer, x: Tensor, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the rows ``[B, T, D]`` that keys and values are projected from; ``starts`` is ``[B, T]``."""
     if layer.k_conv is None or layer.v_conv is None:
         return x, x
-    return causal_conv_pair(x, layer.k_conv, layer.v_conv, x.shape[1], reach, backend="reference")
+    return causal_conv_pair(x, layer.k_conv, layer.v_conv, x.shape[1], _reach(starts), backend="reference")
 
 
-def rotated(layer: Mixer, rows: Tensor, positions: Tensor) -> Tensor:
-    """Rotate ``rows`` ``[n, Dk]`` to their ``positions`` ``[n]``; without RoPE return them as they are."""
+def _reach(starts: Tensor | None) -> Tensor | None:
+    """Return the number of positions that each position sees, itself included."""
+    return None if starts is None else torch.arange(1, starts.shape[1] + 1, device=starts.device) - starts
+
+
+def rotated(layer: Mixer, rows: Tensor, t: int, starts: Tensor | None) -> Tensor:
+    """Rotate ``rows`` ``[n, Dk]`` to position t of a sequence with ``starts`` ``[T]``, if there is RoPE."""
     if not layer.config.rope:
         return rows
-    return rotate(rows[None, :, None], positions[None], layer.config.rope_theta)[0, :, 0]
+    known = None if starts is None else starts[None, : t + 1]
+    positions = positions_in_document(torch.arange(t + 1, device=rows.device), known)[:, -1:]
+    return rotate(rows[None, :, None], positions.expand(1, len(rows)), layer.config.rope_theta)[0, :, 0]
 
 
-class Operands(NamedTuple):
-    """The operands of the operator for one call of a layer, in float32 or better."""
+def operands(layer: Mixer, x: Tensor, starts: Tensor | None) -> tuple[Tensor, Heads, Tensor | None]:
+    """Return what ``layer(x, starts=starts)`` computes before the operator.
 
-    inputs: Tensor
-    """``[B, T, D]``: the input, behind the registers, with zeros in place of padding."""
-    heads: Heads
-    starts: Tensor | None
-    """``[B, T]``"""
-    reach: Tensor | None
-    """``[B, T]``: the number of positions that each position sees."""
-    positions: Tensor
-    """``[B or 1, T]``: positions counted from the first one of the document."""
-
-
-def operands(layer: Mixer, x: Tensor, starts: Tensor | None) -> Operands:
-    """Compute what ``layer(x, starts=starts)`` passes to the operator."""
+    Returns: the input behind the registers, with zeros in place of padding; the operands of the operator, in
+    float32 or better; and ``starts`` as ``[B, T]``.
+    """
     for name in ("q_proj", "k_proj", "v_proj", "o_proj", "gates"):
         part = getattr(layer, name)
         if part is not None and not is_plain(part, nn.Linear):
@@ -91,26 +101,15 @@ def operands(layer: Mixer, x: Tensor, starts: Tensor | None) -> Operands:
     if layer.registers is not None:
         if starts is not None:
             raise UserError(
-                "starts is given, but a layer with registers can only be captured over whole sequences; "
-                "pass sequences without padding or packing, and no starts"
+                "starts is given, but a layer with registers is captured one whole sequence at a time; "
+                "pass no starts, no padding and no packed documents"
             )
         x = torch.cat([layer.registers.to(x.dtype).expand(x.shape[0], -1, -1), x], dim=1)
-    length, reach = x.shape[1], None
-    positions = torch.arange(length, device=x.device)
     if starts is not None:
-        starts = row_starts(starts.long(), length, length, layer.config.max_length)
-        reach = positions + 1 - starts
+        starts = row_starts(starts.long(), x.shape[1], x.shape[1], layer.config.max_length)
+    reach = _reach(starts)
+    if reach is not None:
         x = x.masked_fill((reach < 1)[:, :, None], 0)
-    heads = _in_float(layer.project(x, None, reach, starts))
-    return Operands(x, heads, starts, reach, positions_in_document(positions, starts))
-
-
-def _in_float(heads: Heads) -> Heads:
-    """Cast half precision to float32, as the operator does."""
-
-    def cast(x: Tensor) -> Tensor:
-        return x.to(torch.promote_types(x.dtype, torch.float32))
-
-    mix1, mix2 = (None if mix is None else Mix(*map(cast, mix)) for mix in (heads.mix1, heads.mix2))
-    gate = None if heads.output_gate is None else cast(heads.output_gate)
-    return Heads(cast(heads.q), cast(heads.k), cast(heads.v), mix1, mix2, gate)
+    heads = layer.project(x, None, reach, starts)
+    in_float = tree_map_only(Tensor, lambda y: y.to(torch.promote_types(y.dtype, torch.float32)), heads)
+    return x, in_float, starts

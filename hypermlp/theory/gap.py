@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hypermlp.inspect.internals import by_gate
+from hypermlp.inspect.internals import gate_parameters
 from hypermlp.theory.check import check, provided
 from hypermlp.theory.geometry import bend, boundary, off_line
 from hypermlp.theory.objects import BRANCHES, Step, random_layer, random_step
@@ -42,8 +42,7 @@ class Example(NamedTuple):
         for projection in (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj):
             projection.weight.copy_(eye.repeat(len(projection.weight) // 2, 1))
         assert layer.mix1 is not None
-        assert layer.gates is not None
-        gates = by_gate(layer, layer.gates.weight.T)["mix1"]
+        gates = gate_parameters(layer)[0]["mix1"]
         for k, w in enumerate(self.w):
             layer.mix1.left[0, k, k] = layer.mix1.right[0, -1, k] = 1.0
             gates[:, k] = torch.tensor(w)

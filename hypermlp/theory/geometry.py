@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from hypermlp.inspect.internals import by_gate
+from hypermlp.inspect.internals import gate_parameters
 from hypermlp.theory.check import check, far, largest, provided
 from hypermlp.theory.objects import SIZES, Step, T, random_query, random_rows, random_step
 
@@ -190,15 +190,14 @@ def the_partition_is_the_pullback_of_orthants(base: str) -> float:
     Measured: the number of slots, along four lines, whose state in the operator changes without a change of
     the sign of h, or the reverse; NaN if there are no changes.
     """
-    step, wrong, changes = dynamic(base), 0.0, 0
-    places = torch.linspace(-2, 2, 60, dtype=torch.float64)[:, None]
-    for x, direction in zip(random_rows(4, seed=3), random_rows(4, seed=4), strict=True):
-        line = x + places * direction
-        states, signs = step.active_sets(line), torch.stack([step.h(point) > 0 for point in line])
-        changed, expected = (each[1:] != each[:-1] for each in (states, signs))
-        wrong += float((changed != expected).sum())
-        changes += int(changed.sum())
-    return provided(changes > 5, wrong)
+    step, places = dynamic(base), torch.linspace(-2, 2, 60, dtype=torch.float64)[:, None]
+    ways = zip(random_rows(4, seed=3), random_rows(4, seed=4), strict=True)
+    lines = [x + places * direction for x, direction in ways]
+    changed, expected = (
+        torch.cat([sets[1:] != sets[:-1] for sets in map(method, lines)])
+        for method in (step.active_sets, step.signs)
+    )
+    return provided(int(changed.sum()) > 5, float((changed != expected).sum()))
 
 
 @check("Proposition prop:differential", within=1e-5)
@@ -228,8 +227,7 @@ def the_deformation_has_low_rank(base: str) -> float:
     relative to the first one; NaN if nothing changes.
     """
     step, queries = static(base, rows=12), random_rows(12, seed=3)
-    assert step.layer.gates is not None
-    gate = by_gate(step.layer, step.layer.gates.bias)["mix2"]
+    gate = gate_parameters(step.layer)[1]["mix2"]
     before = torch.stack([step.real_weights(x)[0] for x in queries])
     gate += random_rows(1, len(gate), seed=5)[0]
     after = torch.stack([step.real_weights(x)[0] for x in queries])

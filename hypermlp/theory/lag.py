@@ -151,9 +151,7 @@ def lag_kernels_are_causal_convolutions(base: str) -> float:
     transform = torch.fft.rfft(torch.stack([scores, kernel]), 2 * length)
     collected = torch.fft.irfft(transform.prod(0), 2 * length)[:length]
 
-    def expected(t: int) -> Tensor:
-        h = scores[: t + 1].flip(0) + torch.eye(1, t + 1, dtype=torch.float64)[0] * collected[t]
-        strength = torch.logaddexp(h[0], torch.zeros_like(h[0])) if base == "G" else 1.0
-        return strength * (h[0] / (h.square().sum() + 1e-12).sqrt()).clamp(min=0)
-
-    return far(weights, torch.stack([expected(t) for t in range(length)]))
+    h = scores + collected  # of slot 0 at every step; the other slots keep their scores
+    rho = (scores.square().cumsum(0) - scores.square() + h.square() + 1e-12).sqrt()
+    strength = torch.logaddexp(h, torch.zeros_like(h)) if base == "G" else torch.ones_like(h)
+    return far(weights, strength * (h / rho).clamp(min=0))

@@ -183,9 +183,7 @@ def the_output_is_bounded_by_the_pool(base: str) -> float:
 
     def ratio(x: Tensor) -> float:
         mu = pool(step, x)
-        psi = (
-            step.strength(x) * alpha(step, x, mu.u).abs() * beta(step, x, mu.v).norm(dim=-1)
-        )  # |Psi| of every atom
+        psi = step.strength(x) * alpha(step, x, mu.u).abs() * beta(step, x, mu.v).norm(dim=-1)
         return float(step.real_unnormalised(x).norm() / (mu.total_variation * psi.max()))
 
     return largest(map(ratio, random_rows(QUERIES, seed=2)))
@@ -216,7 +214,7 @@ def the_hidden_width_is_the_context(base: str) -> float:
 
     def difference(t: int) -> float:
         step = random_step(base, t, num_heads=1)
-        states, signs = step.active_sets(queries), torch.stack([step.h(x) > 0 for x in queries])
+        states, signs = step.active_sets(queries), step.signs(queries)
         unused = t - int((states & signs).any(0).sum())
         return float(max(unused, int((states != signs).sum(1).max())))
 

@@ -32,11 +32,9 @@ def gates_are_invariant_under_the_norm(base: str) -> float:
     Measured: the number of slots that the operator activates although h is not positive, or does not although
     it is, over 200 inputs.
     """
-    step, wrong = random_step(full(base)), 0.0
-    for x in random_rows(200, seed=2):
-        for head, activation in enumerate(step.real_activation(x)):
-            wrong += float(((activation > 0) != (step.h(x, head) > 0)).sum())
-    return wrong
+    step, queries = random_step(full(base)), random_rows(200, seed=2)
+    activations = ((x, head, a) for x in queries for head, a in enumerate(step.real_activation(x)))
+    return float(sum(int(((a > 0) != (step.h(x, head) > 0)).sum()) for x, head, a in activations))
 
 
 @check("Theorem thm:fixed-2layer-relu-subnetwork", within=1e-9, bases="R")

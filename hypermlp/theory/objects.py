@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hypermlp.config import MixerConfig
 from hypermlp.errors import UserError
-from hypermlp.inspect.internals import convolved, gate_values
+from hypermlp.inspect.internals import convolved, gate_values, kernels
 from hypermlp.layers.mixer import Mixer
 from hypermlp.ops import Mix, hyper_attention
 from hypermlp.theory.check import NotFiniteError
@@ -94,21 +94,11 @@ class Step:
         mix = (self.layer.mix1, self.layer.mix2)[which - 1]
         return None if mix is None else mix(self.gates(x)[f"mix{which}"][None, None])
 
-    def dplr(self, x: Tensor, which: int, index: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-        """Return p ``[t]``, A ``[t, r]``, s(x) ``[r]``, B ``[t, r]`` of a mix, for one branch or head."""
-        mix = self.mix(x, which)
-        if mix is None:
-            return None
-        p, A, B = (parameter[index, : self.t] for parameter in (mix.diag, mix.left, mix.right))
-        return p, A, mix.gate[0, 0, index], B
-
     def R(self, x: Tensor, which: int, index: int = 0) -> Tensor:
-        """``[t, t]``: I + Diag(p) + A Diag(s(x)) Bᵀ; the identity where there is no mix."""
-        identity, parts = torch.eye(self.t, dtype=x.dtype), self.dplr(x, which, index)
-        if parts is None:
-            return identity
-        p, A, s, B = parts
-        return identity + torch.diag(p) + A * s @ B.T
+        """``[t, t]``: I + Diag(p) + A Diag(s(x)) Bᵀ of a branch (first mix) or head (second mix)."""
+        mix = kernels(self.mix(x, which), index, self.t)
+        identity = torch.eye(self.t, dtype=x.dtype)
+        return identity if mix is None else identity + mix.added(0)
 
     def L1(self, x: Tensor, branch: int = 0) -> Tensor:
         """``[D, D]``: W_q M(1)(x) W_kᵀ"""
@@ -194,6 +184,10 @@ class Step:
     def active_sets(self, queries: Iterable[Tensor]) -> Tensor:
         """bool ``[queries, t]``: the slots that the operator activates in the first head for each query."""
         return torch.stack([self.active(x) for x in queries])
+
+    def signs(self, queries: Iterable[Tensor]) -> Tensor:
+        """bool ``[queries, t]``: the slots of the first head with h > 0 for each query."""
+        return torch.stack([self.h(x) > 0 for x in queries])
 
 
 def random_step(label: str, rows: int = T, **settings: Any) -> Step:

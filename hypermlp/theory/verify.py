@@ -4,10 +4,10 @@ import sys
 
 from hypermlp.errors import UserError
 from hypermlp.reporting.table import Table
-from hypermlp.theory import budget, cost, gap, geometry, lag, learning, memory, mlp, practice
+from hypermlp.theory import cost, gap, geometry, lag, learning, memory, mlp, practice
 from hypermlp.theory.check import BASES, Check, Outcome
 
-FILES = (mlp, lag, memory, geometry, gap, budget, practice, learning, cost)
+FILES = (mlp, lag, memory, geometry, gap, practice, learning, cost)
 CHECKS = [check for file in FILES for check in vars(file).values() if isinstance(check, Check)]
 
 INTRODUCTION = """# The paper's statements, measured
@@ -43,8 +43,7 @@ def run(checks: list[Check]) -> list[Outcome]:
     for number, check in enumerate(checks, 1):
         outcomes += [check.run(base) for base in check.bases]
         if sys.stderr.isatty():
-            end = "\r" if number == len(checks) else ""
-            print(f"\r{number}/{len(checks)}", end=end, file=sys.stderr, flush=True)
+            print(f"{number}/{len(checks)}", end="\r", file=sys.stderr, flush=True)
     return outcomes
 
 

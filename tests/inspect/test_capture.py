@@ -71,7 +71,7 @@ def test_slots_are_combinations_of_rows():
     address = seen.heads.q[0, -1, 0] @ keys @ U.T
     torch.testing.assert_close(address, seen.trace.pre_activation[0, 0, -1])
     values = V @ layer.v_proj.weight[: layer.config.vo_dim].T
-    torch.testing.assert_close(seen._read(values, 0, T - 1, 0), seen.second_layer(0, T - 1))
+    torch.testing.assert_close(seen.read_out(values, 0, T - 1), seen.second_layer(0, T - 1))
 
 
 def test_what_is_active_and_the_norm():
@@ -96,8 +96,8 @@ def test_a_model_and_no_trace_left_in_it():
     model = HyperMLPForCausalLM(config).eval()
     tokens = torch.randint(50, (1, 20))
     before = model(tokens).logits
-    first, peer, last = capture_model(model, tokens)
-    assert peer is None
+    first, baseline, last = capture_model(model, tokens)
+    assert baseline is None
     assert (first.config.activation, last.config.activation) == ("glu", "relu")
     assert torch.equal(model(tokens).logits, before)
     assert not any(module._forward_pre_hooks for module in model.modules())
@@ -105,6 +105,6 @@ def test_a_model_and_no_trace_left_in_it():
     torch.testing.assert_close(first.contributions(19).sum((0, 1)), mixed[0, 19], atol=1e-5, rtol=0)
 
 
-def test_a_peer_is_refused():
-    with pytest.raises(ValueError, match="has no memory pool"):
+def test_a_baseline_is_refused():
+    with pytest.raises(ValueError, match="has no memory pool; allowed: a layer of a label"):
         capture(build_mixer("gla", hidden_size=32, max_length=16), torch.randn(1, 4, 32))

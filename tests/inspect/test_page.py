@@ -116,7 +116,7 @@ def test_keys_walk_past_a_resting_pointer(page, browser):
 
 
 def test_the_map_of_routing_is_the_layers(checkpoint, page, browser):
-    """The script's active slots, at points of the plane, are those of the paper's objects and of the layer's parameters."""
+    """The script's active slots at points of the plane are those that Python computes."""
     model, tokenizer = HyperMLPForCausalLM.from_pretrained(checkpoint).eval(), build_tokenizer("bytes", [])
     routing = panels(model, tokenizer, PROMPT).layers[0].heads[1].routing
     where = 2 * torch.rand(40, 2) - 1
@@ -235,7 +235,7 @@ def test_half_precision_is_looked_at_as_it_is_computed(tmp_path):
     found = panels(model, tokenizer, PROMPT, tokens=9)
     assert len(found.tokens) == 9
     assert found.layers[0].heads[0].activation.dtype == torch.float32
-    figures.draw_routing(figures.pyplot()().subplots(), found.layers[0].heads[0].routing, 1.0)
+    figures.draw_routing(figures.new_figure(3, 3).subplots(), found.layers[0].heads[0].routing, 1.0)
 
 
 def test_nonsense_is_refused(checkpoint, tmp_path, capsys):
