@@ -83,7 +83,7 @@ def panels(model: Any, tokenizer: Any, prompt: str, tokens: int | None = None) -
     seen = {index: each for index, each in captures.items() if each is not None}
     if not seen:
         raise UserError(
-            f"no layer of this model has a memory pool: its mixers are {', '.join(model.config.mixers)}; "
+            f"no layer of this model has a memory pool ({', '.join(dict.fromkeys(model.config.mixers))}); "
             "allowed: a model with at least one layer of a label, such as G-cg-q-12o"
         )
     registers = next(iter(seen.values())).config.num_registers

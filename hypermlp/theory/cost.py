@@ -17,9 +17,7 @@ from hypermlp.theory.geometry import bend, excess_rank
 from hypermlp.theory.objects import SIZES, Step, T, full, random_layer, random_query, random_rows, random_step
 
 ADAPTERS = "Proposition prop:core_empirical_short (ii)"
-LARGER: dict[str, Any] = SIZES | {
-    "hidden_size": 32
-}  # the FLOP counter leaves out products with a dimension of 1
+LARGER: dict[str, Any] = SIZES | {"hidden_size": 32}  # products with a dimension of 1 are not counted
 
 
 @check(

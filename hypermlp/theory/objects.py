@@ -21,6 +21,7 @@ from hypermlp.errors import UserError
 from hypermlp.inspect.internals import convolved, gate_values, kernels
 from hypermlp.layers.mixer import Mixer
 from hypermlp.ops import Mix, hyper_attention
+from hypermlp.testing import randomise_
 from hypermlp.theory.check import NotFiniteError
 
 SIZES = {"hidden_size": 16, "max_length": 16, "rank": 3}
@@ -37,20 +38,20 @@ def full(base: str) -> str:
 
 def random_layer(label: str, *, seed: int = 0, static: bool = False, **settings: Any) -> Mixer:
     """Return a float64 layer with random parameters; with ``static`` no gate depends on the input."""
-    generator = torch.Generator().manual_seed(seed)
     layer = Mixer(MixerConfig.from_label(label, **(SIZES | settings))).double().requires_grad_(False)
-    for parameter in layer.parameters():
-        parameter.copy_(STD * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    randomise_(layer, seed=seed, scale=STD)
     if static and layer.gates is not None:
         layer.gates.weight.zero_()
     return layer
 
 
 def random_rows(count: int, width: int = SIZES["hidden_size"], *, seed: int = 1) -> Tensor:
+    """Return rows of standard normal numbers."""
     return torch.randn(count, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def random_query(*, seed: int) -> Tensor:
+    """Return one row of standard normal numbers."""
     return random_rows(1, seed=seed)[0]
 
 

@@ -89,7 +89,7 @@ def test_in_a_browser(page, browser, screen):
     view.locator("#dynamic").fill("0")
     assert pixels(view, "routing-map") != bent
     view.locator("#activation").hover()
-    assert view.locator("#tip").inner_text().startswith(("at ", "not there yet"))
+    assert view.locator("#tip").inner_text().startswith(("at ", "no such slot"))
 
     view.locator("#layer").select_option(index=1)  # softmax: no gates, no mixes, no borders
     assert view.locator("#no-routing").is_visible()
