@@ -173,8 +173,8 @@ def capture_model(model: Any, input_ids: Tensor, **inputs: Any) -> list[Capture 
     seen: list[Capture | None] = []
 
     def look(mixer: nn.Module, given: tuple[Tensor, ...], named: dict[str, Any]) -> None:
-        is_ours = isinstance(mixer, Mixer)
-        seen.append(capture(mixer, given[0], starts=named.get("starts")) if is_ours else None)
+        starts = named.get("starts")
+        seen.append(capture(mixer, given[0], starts=starts) if isinstance(mixer, Mixer) else None)
 
     hooks = [block.mixer.register_forward_pre_hook(look, with_kwargs=True) for block in model.model.layers]
     try:

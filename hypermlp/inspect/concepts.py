@@ -14,6 +14,7 @@ from torch import Tensor
 from hypermlp import HyperMLP
 from hypermlp.inspect.capture import Capture, capture
 from hypermlp.inspect.figures import new_figure, save, signed_image
+from hypermlp.inspect.internals import kernels
 
 LENGTH, HIDDEN, STEP = 14, 20, 13
 
@@ -46,24 +47,28 @@ def draw_all(folder: Path) -> Iterator[Path]:
         yield from save(draw(seen), folder, name)
 
 
+def _figure(width: float, height: float, caption: str) -> Any:
+    figure = new_figure(width, height)
+    figure.supxlabel(caption, fontsize=9)
+    return figure
+
+
 def _equation(parts: list[tuple[str, Tensor, str]], caption: str) -> Any:
     """Draw matrices in a row: each with its name, its shape and the sign that follows it."""
     widths = [max(part.shape[1], 4) for _, part, _ in parts]
-    figure = new_figure(9, 2.7)
+    figure = _figure(9, 2.7, caption)
     axes = figure.subplots(1, len(parts), width_ratios=widths, squeeze=False)[0]
     for axis, (title, part, sign) in zip(axes, parts, strict=True):
         signed_image(axis, part)
         axis.set(title=title, xticks=[], yticks=[], xlabel=" × ".join(map(str, part.shape)))
         axis.text(1.08, 0.5, sign, transform=axis.transAxes, fontsize=13, va="center")
-    figure.supxlabel(caption, fontsize=9)
     return figure
 
 
-def _blocks(axes: Any, blocks: list[tuple[str, str, Tensor, list[float], list[float]]]) -> None:
-    """Draw blocks of scores, a row for each query.
+def _draw_blocks(axes: Any, blocks: list[tuple[str, str, Tensor, list[float], list[float]]]) -> None:
+    """Draw blocks of scores, one row per query.
 
-    A block has a title, a name of its columns, its scores, and the two coordinates of a line, which runs
-    through the scores of the queries with themselves.
+    A block is a tuple: its title, what its columns are, the scores, and the x and y of a line through slot 0.
     """
     most = float(blocks[0][2].nan_to_num().abs().max())
     for axis, (title, columns, scores, *line) in zip(axes, blocks, strict=True):
@@ -73,30 +78,30 @@ def _blocks(axes: Any, blocks: list[tuple[str, str, Tensor, list[float], list[fl
 
 
 def _dynamic_mlp(seen: Capture) -> Any:
-    x, a = seen.inputs[0, STEP][None], seen.trace.activation[0, 0, STEP][None]
-    W1, W2 = seen.first_layer(0, STEP), seen.second_layer(0, STEP)
-    named = {"x": x, "W1(X)": W1, "relu(h / ρ)": a, "W2(X)": W2, "o": a @ W2}
-    signs = ("·", "→", "·", "=", "")
-    return _equation(
-        [(name, part, sign) for (name, part), sign in zip(named.items(), signs, strict=True)],
-        f"a head at step {STEP + 1}: two layers made of the context, "
-        f"{STEP + 1} hidden units, {int((a > 0).sum())} of them on",
-    )
+    W2, a = seen.second_layer(0, STEP), seen.trace.activation[0, 0, STEP][None]
+    parts = [
+        ("x", seen.inputs[0, STEP][None], "·"),
+        ("W1(X)", seen.first_layer(0, STEP), "→"),
+        ("relu(h / ρ)", a, "·"),
+        ("W2(X)", W2, "="),
+        ("o", a @ W2, ""),
+    ]
+    units = f"{int((a > 0).sum())} of {STEP + 1} hidden units are active"
+    return _equation(parts, f"one head at step {STEP + 1}: both layers are built from the context; {units}")
 
 
 def _dplr(seen: Capture) -> Any:
-    mix, count = seen.heads.mix1, STEP + 1
+    mix = kernels(seen.heads.mix1, 0, STEP + 1)
     assert mix is not None
     parts = [
         ("R1 at this step", seen.mix(1, 0, STEP), "="),
-        ("I + Diag(p)", torch.diag(1 + mix.diag[0, :count]), "+"),
-        ("A", mix.left[0, :count], "·"),
-        ("Diag(s(x))", torch.diag(mix.gate[0, STEP, 0]), "·"),
-        ("Bᵀ", mix.right[0, :count].T, ""),
+        ("I + Diag(p)", torch.diag(1 + mix.diag), "+"),
+        ("A", mix.left, "·"),
+        ("Diag(s(x))", torch.diag(mix.gate[STEP]), "·"),
+        ("Bᵀ", mix.right.T, ""),
     ]
     return _equation(
-        parts,
-        "a mix is a diagonal and a low rank, gated by the input: two thin products instead of a square one",
+        parts, "a mix is a diagonal plus a gated low rank: two thin products, not one square product"
     )
 
 
@@ -106,24 +111,21 @@ def _scores(seen: Capture) -> Tensor:
 
 
 def _lag_layout(seen: Capture) -> Any:
-    figure = new_figure(7, 3.4)
-    hidden = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
-    by_position, by_lag = (x.masked_fill(hidden, torch.nan) for x in (_scores(seen), seen.trace.scores[0, 0]))
-    diagonal, first, rows = [float(i) for i in range(LENGTH)], [0.0, 0.0], [-0.4, LENGTH - 0.6]
+    caption = "in lag order a parameter belongs to the same distance at every step; the black line is slot 0"
+    figure, later = _figure(7, 3.4, caption), torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+    by_position, by_lag = (x.masked_fill(later, torch.nan) for x in (_scores(seen), seen.trace.scores[0, 0]))
+    ends = [-0.4, LENGTH - 0.6]
     blocks = [
-        ("scores by position", "key", by_position, diagonal, diagonal),
-        ("the same scores in lag order", "slot: 0 is the query itself", by_lag, first, rows),
+        ("scores by position", "key", by_position, ends, ends),
+        ("the same scores in lag order", "slot: 0 is the query itself", by_lag, [0.0, 0.0], ends),
     ]
-    _blocks(figure.subplots(1, 2), blocks)
-    figure.supxlabel(
-        "one parameter per lag then means the same distance at every step: the black diagonal is slot 0",
-        fontsize=9,
-    )
+    _draw_blocks(figure.subplots(1, 2), blocks)
     return figure
 
 
 def _skewed_buffer(seen: Capture) -> Any:
     """Draw a block of rows kept in ordinary order, and the same memory read with a longer row stride."""
+    figure = _figure(7, 3.6, "the same memory, read twice: nothing is moved, and each lag has its own column")
     size, wide = 6, LENGTH + 6
     buffer = torch.zeros(size * wide + size, dtype=torch.float64)
     buffer.as_strided((size, LENGTH), (wide, 1), size)[:] = _scores(seen)[-size:]
@@ -134,11 +136,7 @@ def _skewed_buffer(seen: Capture) -> Any:
         (f"row stride {wide}: by position", "", plain, [own, own + size - 1], [0.0, size - 1.0]),
         (f"row stride {wide + 1}: by lag", "", skewed, [own, own], [-0.4, size - 0.6]),
     ]
-    figure = new_figure(7, 3.6)
-    _blocks(figure.subplots(2, 1), blocks)
-    figure.supxlabel(
-        "the same numbers in memory: nothing is moved, and each lag has a column of its own", fontsize=9
-    )
+    _draw_blocks(figure.subplots(2, 1), blocks)
     return figure
 
 

@@ -19,10 +19,6 @@ BASES = {"R": "HyperMLP", "G": "HyperGLU"}
 Measurement = Callable[[str], float]
 
 
-class NotFiniteError(ArithmeticError):
-    """The operator returned a non-finite number."""
-
-
 @dataclass(frozen=True)
 class Check:
     """A statement of the paper and the function that measures it."""
@@ -48,7 +44,7 @@ class Check:
         began = time.perf_counter()
         try:
             measured = float(self.measure(base))
-        except NotFiniteError:
+        except FloatingPointError:  # the operator returned a non-finite number
             measured = math.nan
         passed = measured >= self.tolerance if self.at_least else measured <= self.tolerance
         return Outcome(self, BASES[base], measured, passed, time.perf_counter() - began)

@@ -28,21 +28,21 @@ def boundary(step: Step, slot: int, plane: Tensor, places: Tensor) -> Tensor:
     ``plane`` ``[3, D]`` holds an origin and the directions along and across. Each distance is found by
     bisection between -8 and 8; all are NaN if the slot's state does not change between these.
     """
-    found: list[float] = []
     origin, along, across = plane
-    for start in origin + places[:, None] * along:
-        low, high = -8.0, 8.0
-        begins, ends = (bool(step.active(start + end * across)[slot]) for end in (low, high))
-        if begins == ends:
-            return places.new_full((len(places),), torch.nan)
-        for _ in range(40):
-            middle = (low + high) / 2
-            if bool(step.active(start + middle * across)[slot]) == ends:
-                high = middle
-            else:
-                low = middle
-        found.append((low + high) / 2)
-    return places.new_tensor(found)
+    starts = origin + places[:, None] * along
+
+    def state(distance: Tensor) -> Tensor:
+        return step.active_sets(starts + distance[:, None] * across)[:, slot]
+
+    low, high = torch.full_like(places, -8.0), torch.full_like(places, 8.0)
+    begins, ends = state(low), state(high)
+    if (begins == ends).any():
+        return torch.full_like(places, torch.nan)
+    for _ in range(40):
+        middle = (low + high) / 2
+        beyond = state(middle) == ends
+        low, high = torch.where(beyond, low, middle), torch.where(beyond, middle, high)
+    return (low + high) / 2
 
 
 def off_line(places: Tensor, curve: Tensor) -> float:

@@ -22,7 +22,6 @@ from hypermlp.inspect.internals import convolved, gate_values, kernels
 from hypermlp.layers.mixer import Mixer
 from hypermlp.ops import Mix, hyper_attention
 from hypermlp.testing import randomise_
-from hypermlp.theory.check import NotFiniteError
 
 SIZES = {"hidden_size": 16, "max_length": 16, "rank": 3}
 STD = 0.7  # far from the initialisation, so that every parameter matters
@@ -61,7 +60,7 @@ def attend(
     """Call the operator; raise if its result is not finite, which ``weights > 0`` and the like would hide."""
     out = hyper_attention(q, k, values, mix1, mix2, **settings)
     if not out.isfinite().all():
-        raise NotFiniteError
+        raise FloatingPointError("the operator returned a non-finite number")
     return out
 
 

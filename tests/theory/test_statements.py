@@ -17,6 +17,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize(("check", "base"), CASES)
 def test_the_statement_holds(check, base):
+    assert check.statement
+    assert check.quantity
     outcome = check.run(base)
     assert outcome.passed, f"measured {outcome.measured}, tolerance {check.tolerance}"
 
