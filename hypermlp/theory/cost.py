@@ -79,7 +79,7 @@ def shrinking_qk_pays_for_mixing(base: str) -> float:
 def an_adapter_adds_its_rank(base: str) -> float:
     """An adapter on V or O adds at most its rank in directions.
 
-    Measured: the singular value rank + 1 of the change that an adapter of rank 2 makes in 40 outputs,
+    Measured: the (rank + 1)-th singular value of the change that an adapter of rank 2 makes in 40 outputs,
     relative to the first one; NaN if nothing changes.
     """
     rank, queries = 2, random_rows(40, seed=3)

@@ -100,7 +100,7 @@ def example_of_several_knots(base: str) -> float:
 
 @check(GAP, at_least=1e3)
 def attention_without_mixing_cannot_bend(base: str) -> float:
-    """Token-wise attention cannot bend.
+    """Attention without mixing has straight boundaries.
 
     Measured: the bend of the first example's boundary over the bend of boundaries without mixing, or over
     1e-9 if that is less.

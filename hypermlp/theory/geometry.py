@@ -82,7 +82,7 @@ def derivative(f: Callable[[Tensor], Tensor], x: Tensor, d: Tensor) -> Tensor:
 
 
 def excess_rank(before: Tensor, after: Tensor, rank: int) -> float:
-    """Return the singular value rank + 1 of the change over the first one; NaN if there is no change."""
+    """Return the (rank + 1)-th singular value of the change over the first one; NaN if there is no change."""
     values = torch.linalg.svdvals(after - before)
     return provided(bool(values[0] > 1e-3), float(values[rank] / values[0]))
 
@@ -139,7 +139,7 @@ def the_norm_breaks_linearity(base: str) -> float:
 
 @check("Corollary cor:R-static", within=0)
 def diagonal_mixing_keeps_the_partition(base: str) -> float:
-    """A diagonal R1 leaves the hyperplanes where they are.
+    """A diagonal R1 does not move the hyperplanes.
 
     Measured: the number of slots, over 300 inputs, that are active with a positive diagonal mix but not
     without mixing, or the reverse.
@@ -202,7 +202,7 @@ def the_partition_is_the_pullback_of_orthants(base: str) -> float:
 
 @check("Proposition prop:differential", within=1e-5)
 def the_differential_has_three_terms(base: str) -> float:
-    """What moves the boundaries: the differential of h.
+    """Three terms move the boundaries: the differential of h.
 
     Measured: the largest difference between the slope of the operator's h and dx L X R + x dL X R + x L X dR,
     relative to the latter.
@@ -223,8 +223,8 @@ def the_differential_has_three_terms(base: str) -> float:
 def the_deformation_has_low_rank(base: str) -> float:
     """The deformation has low rank.
 
-    Measured: the singular value rank + 1 of the change that other gates of R2 make in the operator's weights,
-    relative to the first one; NaN if nothing changes.
+    Measured: the (rank + 1)-th singular value of the change that other gates of R2 make in the operator's
+    weights, relative to the first one; NaN if nothing changes.
     """
     step, queries = static(base, rows=12), random_rows(12, seed=3)
     gate = gate_parameters(step.layer)[1]["mix2"]

@@ -73,8 +73,8 @@ def older_rows_change_nothing_in_lag_order(base: str) -> float:
 def a_window_is_a_truncated_history(base: str) -> float:
     """A window is a truncated history.
 
-    Measured: the largest difference between the operator over a long history with ``starts`` at its newest
-    rows and the operator over these rows alone; NaN if the older rows make no difference without ``starts``.
+    Measured: the largest difference between the operator over a long history with starts at its newest
+    rows and the operator over these rows alone; NaN if the older rows make no difference without starts.
     """
     layer, X, x = random_layer(f"{base}-g-q-12o"), random_rows(LONG), random_query(seed=4)
     long, short = Step(layer, X), Step(layer, X[NEWEST])
@@ -123,7 +123,7 @@ def the_realizable_family_is_monotone(base: str) -> float:
 
 @check(TRUNCATION, "Remark rem:imp1_infinite_doc", within=0)
 def far_history_activates_nothing(base: str) -> float:
-    """Rows beyond are slots at zero.
+    """Truncated rows are inactive slots.
 
     Measured: the number of slots, over 100 queries, that a long history adds and the operator activates.
     """

@@ -12,8 +12,8 @@ from hypermlp.theory.objects import Step, T, full, random_layer, random_rows, ra
 def relu_is_diagonal_gating(base: str) -> float:
     """ReLU is diagonal gating.
 
-    Measured: the largest difference between rho times the operator's activation and h D(h), where D(h) is the
-    diagonal matrix of the signs of h (for HyperGLU, times the strength).
+    Measured: the largest difference between rho times the operator's activation and h D(h), where D(h)
+    is diagonal with 1 where h > 0 and 0 elsewhere (for HyperGLU, times the strength).
     """
     step = random_step(full(base))
     x = step.newest

@@ -18,7 +18,8 @@ Every statement of the paper that can be computed is measured on the real layer.
 R, slots, measures) are built as matrices from the layer's parameters (`hypermlp/theory/objects.py`). They are
 compared with the operator's outputs, or with its readout weights, which are its outputs for unit vectors as
 values. All numbers are float64 with D = 16, at most 16 slots and rank 3. `tests/theory/test_statements.py`
-plants fourteen mistakes in the operator's definition; each of them makes checks fail.
+plants fourteen mistakes in the operator's definition; each of them makes checks fail. So does NaN, which
+marks a comparison whose precondition does not hold.
 
 """
 
