@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hypermlp.config import MixerConfig
 from hypermlp.errors import UserError
-from hypermlp.inspect.internals import convolved, gate_values, kernels
+from hypermlp.inspect.internals import convolved, gate_parameters, gate_values, kernels
 from hypermlp.layers.mixer import Mixer
 from hypermlp.ops import Mix, hyper_attention
 from hypermlp.testing import randomise_
@@ -39,8 +39,9 @@ def random_layer(label: str, *, seed: int = 0, static: bool = False, **settings:
     """Return a float64 layer with random parameters; with ``static`` no gate depends on the input."""
     layer = Mixer(MixerConfig.from_label(label, **(SIZES | settings))).double().requires_grad_(False)
     randomise_(layer, seed=seed, scale=STD)
-    if static and layer.gates is not None:
-        layer.gates.weight.zero_()
+    if static:
+        for weight in gate_parameters(layer)[0].values():
+            weight.zero_()
     return layer
 
 
