@@ -1,4 +1,4 @@
-"""Look into a layer: ``capture(layer, x)``, ``capture_model(model, tokens)``."""
+"""Look into a layer with ``capture(layer, x)``, or into a model with ``capture_model(model, tokens)``."""
 
 from hypermlp.inspect.capture import Capture, capture, capture_model
 

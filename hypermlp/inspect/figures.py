@@ -1,7 +1,8 @@
-"""Each panel of the page as PNG and SVG, for papers and slides: a grid of layers (down) and heads (across)."""
+"""Each panel of the page as PNG and SVG, for papers: a grid of layers (rows) and heads (columns)."""
 
 import io
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +10,19 @@ import torch
 from torch import Tensor
 
 from hypermlp.errors import UserError
-from hypermlp.inspect.panels import BINS, Head, Panels, Routing, pre_activations
+from hypermlp.inspect.internals import Kernels
+from hypermlp.inspect.panels import BINS, Head, Layer, Panels, Routing, pre_activations
 from hypermlp.reporting.records import write_bytes
 
 FORMATS = ("png", "svg")
 INCH = 2.4  # side of one small picture
 GRID = 240  # points along a side of the routing map
 LINE = 72  # characters of text in a row
-DYNAMIC = (0.0, 1.0, 4.0)
+DYNAMIC = {0.0: "gates held still", 1.0: "as it is", 4.0: "gates 4 times as lively"}
 
 
-def pyplot() -> Any:
-    """Matplotlib, drawing into files alone."""
+def figure_class() -> Any:
+    """Return Matplotlib's Figure, which draws without a display."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -30,18 +32,24 @@ def pyplot() -> Any:
     return Figure
 
 
+def new_figure(width: float, height: float) -> Any:
+    """Return an empty figure of this size in inches."""
+    return figure_class()(figsize=(width, height), layout="constrained")
+
+
 def save(figure: Any, folder: Path, name: str) -> Iterator[Path]:
+    """Write the figure in every format and yield the paths; equal figures give equal bytes."""
     for kind in FORMATS:
         path, drawn = folder / f"{name}.{kind}", io.BytesIO()
-        metadata = {"Date": None} if kind == "svg" else {"Software": None}  # the same bytes each time
+        metadata = {"Date": None} if kind == "svg" else {"Software": None}
         figure.savefig(drawn, format=kind, dpi=160, bbox_inches="tight", metadata=metadata)
         write_bytes(path, drawn.getvalue())
         yield path
 
 
 def write_figures(found: Panels, folder: Path) -> Iterator[Path]:
-    """All of them; those that a model has nothing for are left out."""
-    selects = any(layer.activation != "softmax" for layer in found.layers)
+    """Write every figure that the model has numbers for and yield the paths."""
+    selects = any(layer.selects for layer in found.layers)
     mixes = any(head.mixes for layer in found.layers for head in layer.heads)
     wanted: dict[str, tuple[Callable[[Panels], Any], bool]] = {
         "memory": (_memory, True),
@@ -58,37 +66,66 @@ def write_figures(found: Panels, folder: Path) -> Iterator[Path]:
             yield from save(draw(found), folder, name)
 
 
-def _grid(rows: int, columns: int, **settings: Any) -> tuple[Any, Any]:
-    figure = pyplot()(figsize=(INCH * columns + 0.6, INCH * rows + 0.4), layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=False, **settings)
-
-
-def _over_heads(found: Panels, draw: Callable[[Any, Head], Any], **settings: Any) -> Any:
-    heads = max(len(layer.heads) for layer in found.layers)
-    figure, axes = _grid(len(found.layers), heads, **settings)
-    for row, layer in zip(axes, found.layers, strict=True):
-        for number, axis in enumerate(row, 1):
-            draw(axis, layer.heads[number - 1])
-            axis.set_title(f"layer {layer.index + 1}, head {number}")
-    return figure
+def array(values: Tensor) -> Any:
+    return values.float().cpu().numpy()
 
 
 def shade(values: Tensor) -> Any:
-    """As the page has it: the square root shows what is faint."""
-    return values.float().abs().sqrt().cpu().numpy()
+    """Return the square root, which keeps small values visible, as on the page."""
+    return array(values.float().abs().sqrt())
+
+
+def signed_image(axis: Any, values: Tensor, most: float = 0.0) -> None:
+    """Draw a matrix in blue and red, white at zero; the scale ends at ``most``, or at the largest entry."""
+    most = most or float(values.abs().max()) or 1.0
+    axis.imshow(array(values), cmap="RdBu_r", vmin=-most, vmax=most, interpolation="nearest")
+
+
+def _grid(rows: int, columns: int) -> tuple[Any, Any]:
+    figure = new_figure(INCH * columns + 0.6, INCH * rows + 0.4)
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def _cells(rows: Sequence[Any], columns: Sequence[Any], draw: Callable[[Any, Any, Any], Any]) -> Any:
+    """Return a figure in which ``draw(axis, row, column)`` has drawn every cell."""
+    figure, axes = _grid(len(rows), len(columns))
+    for axis, (row, column) in zip(axes.flat, itertools.product(rows, columns), strict=True):
+        draw(axis, row, column)
+    return figure
+
+
+def _over_heads(found: Panels, draw: Callable[[Any, Head], Any]) -> Any:
+    def cell(axis: Any, layer: Layer, number: int) -> None:
+        draw(axis, layer.heads[number - 1])
+        axis.set_title(f"layer {layer.index + 1}, head {number}")
+
+    return _cells(found.layers, range(1, len(found.layers[0].heads) + 1), cell)
+
+
+def _over_first_mixes(found: Panels, draw: Callable[[Any, str, Kernels], Any]) -> Any:
+    """Draw the first mix of every head, by its name; heads without mixes stay empty."""
+
+    def cell(axis: Any, head: Head) -> None:
+        if head.mixes:
+            draw(axis, *next(iter(head.mixes.items())))
+        else:
+            axis.axis("off")
+
+    return _over_heads(found, cell)
 
 
 def _maps(found: Panels, which: str, across: str) -> Any:
     def draw(axis: Any, head: Head) -> None:
         axis.imshow(shade(getattr(head, which)), cmap="Greys", interpolation="nearest")
-        axis.set_xlabel(across)
-        axis.set_ylabel("step")
+        axis.set(xlabel=across, ylabel="step")
 
     return _over_heads(found, draw)
 
 
 def _memory(found: Panels) -> Any:
-    """The text, each token as dark as it contributes to the last step, in the first layer's first head."""
+    """Draw the text; a darker token contributes more to the last step in the first layer's first head."""
+    from matplotlib.patches import Rectangle
+
     share = shade(found.layers[0].heads[0].contribution[-1])
     share = share / (share.max() or 1)
     lines: list[list[tuple[str, float]]] = [[]]  # letters, each as dark as its token
@@ -97,113 +134,85 @@ def _memory(found: Panels) -> Any:
             if letter == "\n" or len(lines[-1]) == LINE:
                 lines.append([])
             if letter != "\n":
-                lines[-1].append(
-                    (letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}", float(dark))
-                )
-    figure = pyplot()(figsize=(7, 0.2 * len(lines) + 0.2))
+                shown = letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}"
+                lines[-1].append((shown, float(dark)))
+    figure = figure_class()(figsize=(7, 0.2 * len(lines) + 0.2))
     axis = figure.add_axes((0, 0, 1, 1))
     axis.set(xlim=(0, LINE), ylim=(len(lines), 0))
     axis.axis("off")
     for row, line in enumerate(lines):
         for place, (letter, dark) in enumerate(line):
-            axis.add_patch(_box(place, row, 0.9 * dark))
+            axis.add_patch(Rectangle((place, row), 1, 0.95, color=(0.76, 0.34, 0.1, 0.9 * dark), linewidth=0))
             axis.text(place + 0.5, row + 0.7, letter, ha="center", family="monospace", parse_math=False)
     return figure
 
 
-def _box(x: float, y: float, dark: float) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((x, y), 1, 0.95, color=(0.76, 0.34, 0.1, dark), linewidth=0)
-
-
 def _growth(found: Panels) -> Any:
-    figure, axes = _grid(1, 2)
-    axis = axes[0, 0]
-    for layer in found.layers:
-        if layer.activation == "softmax":
-            continue
+    figure, ((axis, legend),) = _grid(1, 2)
+    for layer in filter(lambda layer: layer.selects, found.layers):
         for number, head in enumerate(layer.heads, 1):
-            axis.plot(
-                head.active.sum(-1).cpu().numpy(),
-                linewidth=0.8,
-                label=f"layer {layer.index + 1}, head {number}",
-            )
+            name = f"layer {layer.index + 1}, head {number}"
+            axis.plot(array(head.active.sum(-1)), linewidth=0.8, label=name)
     axis.plot(range(1, len(found.tokens) + 1), color="black", linewidth=0.8, label="all slots")
     axis.set(xlabel="step", ylabel="active slots")
-    axes[0, 1].axis("off")
-    axes[0, 1].legend(*axis.get_legend_handles_labels(), loc="center left", frameon=False)
+    legend.axis("off")
+    legend.legend(*axis.get_legend_handles_labels(), loc="center left", frameon=False)
     return figure
 
 
 def _kernels(found: Panels) -> Any:
-    def draw(axis: Any, head: Head) -> None:
-        if not head.mixes:
-            return axis.axis("off")
-        mix = head.mixes[0]
+    def draw(axis: Any, name: str, mix: Kernels) -> None:
         slots = range(1, len(mix.diag) + 1)
-        axis.plot(slots, mix.left.float().cpu().numpy(), color="tab:orange", linewidth=0.4, alpha=0.7)
-        axis.plot(slots, mix.right.float().cpu().numpy(), color="tab:blue", linewidth=0.4, alpha=0.7)
-        axis.plot(slots, mix.diag.float().cpu().numpy(), color="black", linewidth=1.2)
-        axis.set(xscale="log", xlabel=f"slot + 1 ({mix.name})")
+        for values, colour in ((mix.left, "tab:orange"), (mix.right, "tab:blue")):
+            axis.plot(slots, array(values), color=colour, linewidth=0.4, alpha=0.7)
+        axis.plot(slots, array(mix.diag), color="black", linewidth=1.2)
+        axis.set(xscale="log", xlabel=f"slot + 1 ({name})")
 
-    figure = _over_heads(found, draw)
+    figure = _over_first_mixes(found, draw)
     figure.supxlabel("A orange, B blue, p black", fontsize=8)
     return figure
 
 
 def _effective(found: Panels) -> Any:
-    def draw(axis: Any, head: Head) -> None:
-        if not head.mixes:
-            return axis.axis("off")
-        mix = head.mixes[0]
-        added = torch.diag(mix.diag) + mix.left * mix.gate[-1] @ mix.right.T
-        most = float(added.abs().max()) or 1.0
-        axis.imshow(
-            added.float().cpu().numpy(), cmap="RdBu_r", vmin=-most, vmax=most, interpolation="nearest"
-        )
-        axis.set_xlabel(f"{mix.name.split(',')[0]} − I at the last step")
+    def draw(axis: Any, name: str, mix: Kernels) -> None:
+        signed_image(axis, mix.added(-1))
+        axis.set_xlabel(f"{name.split(',')[0]} − I at the last step")
 
-    return _over_heads(found, draw)
+    return _over_first_mixes(found, draw)
 
 
 def _gates(found: Panels) -> Any:
-    names = list(dict.fromkeys(name for layer in found.layers for name in layer.gates))
-    figure, axes = _grid(len(found.layers), len(names))
-    edges = [(i + 0.5) / BINS for i in range(BINS)]
-    for row, layer in zip(axes, found.layers, strict=True):
-        for axis, name in zip(row, names, strict=True):
-            if name in layer.gates:
-                axis.bar(edges, layer.gates[name].cpu().numpy(), width=1 / BINS, color="tab:orange")
-            axis.set(title=f"layer {layer.index + 1}, gates: {name}", xlim=(0, 1))
-    return figure
+    centres = [(i + 0.5) / BINS for i in range(BINS)]
+
+    def draw(axis: Any, layer: Layer, name: str) -> None:
+        if name in layer.gates:
+            axis.bar(centres, array(layer.gates[name]), width=1 / BINS, color="tab:orange")
+        axis.set(title=f"layer {layer.index + 1}, gates: {name}", xlim=(0, 1))
+
+    names = dict.fromkeys(name for layer in found.layers for name in layer.gates)
+    return _cells(found.layers, list(names), draw)
 
 
 def _routing(found: Panels) -> Any:
-    """Of each layer's first head, at several strengths of dynamic mixing."""
-    layers = [layer for layer in found.layers if layer.activation != "softmax"]
-    figure, axes = _grid(len(layers), len(DYNAMIC))
-    for row, layer in zip(axes, layers, strict=True):
+    """Draw the routing of each layer's first head at several strengths of dynamic mixing."""
+
+    def draw(axis: Any, layer: Layer, dynamic: float) -> None:
         routing = layer.heads[0].routing
         assert routing is not None
-        for axis, dynamic in zip(row, DYNAMIC, strict=True):
-            draw_routing(axis, routing, dynamic)
-            said = {0.0: "gates held still", 1.0: "as it is"}.get(
-                dynamic, f"gates {dynamic:g} times as lively"
-            )
-            axis.set_title(f"layer {layer.index + 1}: {said}")
-    return figure
+        draw_routing(axis, routing, dynamic)
+        axis.set_title(f"layer {layer.index + 1}: {DYNAMIC[dynamic]}")
+
+    return _cells([layer for layer in found.layers if layer.selects], list(DYNAMIC), draw)
 
 
 def draw_routing(axis: Any, routing: Routing, dynamic: float) -> None:
+    """Draw the number of active slots on the plane, and a line where each slot switches."""
     side = torch.linspace(-1, 1, GRID, dtype=routing.query.dtype, device=routing.query.device)
     where = torch.cartesian_prod(side, side).flip(1)  # rows of b, columns of a
-    h = pre_activations(routing, where, dynamic).view(GRID, GRID, -1).float().cpu()
-    at = side.float().cpu().numpy()
-    axis.imshow((h > 0).sum(-1).numpy(), cmap="Oranges", alpha=0.6, extent=(-1, 1, -1, 1), origin="lower")
-    for slot in range(h.shape[-1]):
-        field = h[:, :, slot]
-        if (field > 0).any() and (field <= 0).any():
-            axis.contour(at, at, field.numpy(), levels=[0], colors="black", linewidths=0.5)
+    h = pre_activations(routing, where, dynamic).view(GRID, GRID, -1)
+    axis.imshow(array((h > 0).sum(-1)), cmap="Oranges", alpha=0.6, extent=(-1, 1, -1, 1), origin="lower")
+    for slot in h.unbind(-1):
+        if (slot > 0).any() and (slot <= 0).any():
+            axis.contour(array(side), array(side), array(slot), levels=[0], colors="black", linewidths=0.5)
     axis.plot([0], [0], "k.", markersize=5)
     axis.set(xticks=[], yticks=[])

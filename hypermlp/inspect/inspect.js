@@ -1,8 +1,9 @@
-// Draws what is in the page's payload: a JSON text and, behind it, a byte for each entry of the heat maps' lower triangles.
+// Draws the page's payload: a JSON text, then one byte for each entry of the heat maps' lower triangles.
 "use strict";
 const byId = id => document.getElementById(id);
 const sigmoid = x => 1 / (1 + Math.exp(-x));
-const shown = token => token === "\n" ? "↵" : token === " " ? "␣" : token === "\t" ? "⇥" : token.trim() || "␣";
+const SYMBOLS = { "\n": "↵", "\t": "⇥" };
+const shown = token => SYMBOLS[token] ?? (token.trim() || "␣");
 const state = { layer: 0, head: 0, step: 0, mix: 0, dynamic: 1 };
 let data, maps, length, spans = [];
 
@@ -16,7 +17,7 @@ async function unpack() {
   maps = bytes.subarray(4 + size);
 }
 
-// One triangle: levels between 0 and 255 within each row, and their values.
+// Returns one triangle: levels between 0 and 255 (255 is the peak of the row), and the values they stand for.
 function triangle(kind) {
   const heads = data.layers[0].heads.length;
   const index = 2 * (state.layer * heads + state.head) + (kind === "activation" ? 0 : 1);
@@ -24,7 +25,7 @@ function triangle(kind) {
   const level = (row, column) => maps[offset + row * (row + 1) / 2 + column];
   return { level, peaks, value: (row, column) => (level(row, column) / 255) ** 2 * peaks[row] };
 }
-const numbered = position => position - data.registers + 1;  // as people count tokens; registers come before
+const numbered = position => position - data.registers + 1;  // tokens count from 1; registers are not tokens
 const layer = () => data.layers[state.layer];
 const slotOf = key => layer().layout === "lag" ? state.step - key : key;
 const keyOf = (step, slot) => layer().layout === "lag" ? step - slot : slot;
@@ -36,7 +37,8 @@ function colours() {
     const full = hex.length === 3 ? [...hex].map(c => c + c).join("") : hex;
     return [0, 2, 4].map(i => parseInt(full.slice(i, i + 2), 16));
   };
-  return { paper: parse("--paper"), ink: parse("--ink"), more: parse("--R"), less: parse("--S"), line: parse("--line") };
+  const names = { paper: "--paper", ink: "--ink", more: "--R", less: "--S", line: "--line" };
+  return Object.fromEntries(Object.entries(names).map(([name, variable]) => [name, parse(variable)]));
 }
 const STEPS = 255;
 const palette = (from, to) => Array.from({ length: STEPS + 1 }, (_, i) => blend(from, to, i / STEPS));
@@ -56,37 +58,45 @@ function paint(canvas, width, height, colourAt) {
 }
 
 function drawText() {
-  const { level } = triangle("contribution"), active = triangle("activation").level;
+  const { level } = triangle("contribution"), activation = triangle("activation").level;
+  const selects = layer().activation !== "softmax";
   spans.forEach((span, key) => {
     const past = key <= state.step;
     const share = past ? level(state.step, key) / 255 : 0;
-    span.style.background = share ? `color-mix(in srgb, var(--R) ${Math.round(75 * share)}%, transparent)` : "";
+    const percent = Math.round(75 * share);
+    span.style.background = share ? `color-mix(in srgb, var(--R) ${percent}%, transparent)` : "";
     span.classList.toggle("later", !past);
     span.classList.toggle("chosen", key === state.step);
-    span.classList.toggle("active", past && layer().activation !== "softmax" && active(state.step, slotOf(key)) > 0);
+    span.classList.toggle("active", past && selects && activation(state.step, slotOf(key)) > 0);
   });
   const strongest = layer().heads[state.head].strongest[state.step];
   const lines = strongest.map(([key, percent]) => {
     const back = state.step - key;
-    return `“${shown(data.tokens[key])}”, ${back ? back + " back" : "itself"}: ${percent} % of all contributions' lengths`;
+    const where = back ? `${back} back` : "itself";
+    return `“${shown(data.tokens[key])}”, ${where}: ${percent} % of the length of all contributions`;
   });
-  byId("memory").replaceChildren(...(lines.length ? lines : ["No slot is on here: the head writes nothing."]).map(line => {
+  if (!lines.length) lines.push("No slot is active here: the head's output is zero.");
+  byId("memory").replaceChildren(...lines.map(line => {
     const item = document.createElement("li");
     item.textContent = line;
     return item;
   }));
-  byId("where").textContent = `${numbered(state.step)} of ${length - data.registers}: “${shown(data.tokens[state.step])}”`;
+  const chosen = shown(data.tokens[state.step]);
+  byId("where").textContent = `${numbered(state.step)} of ${length - data.registers}: “${chosen}”`;
 }
 
 function drawMap(kind) {
   const { level, peaks } = triangle(kind), { paper, ink, line } = colours();
-  const shades = palette(paper, ink), unborn = blend(paper, line, 0.5);
-  const most = peaks.reduce((a, b) => Math.max(a, b), 1e-30), scale = peaks.map(peak => Math.sqrt(peak / most));
-  paint(byId(kind), length, length, (row, column) => column > row ? unborn : shades[Math.ceil(level(row, column) * scale[row])]);
+  const shades = palette(paper, ink), absent = blend(paper, line, 0.5);
+  const most = peaks.reduce((a, b) => Math.max(a, b), 1e-30);
+  const scale = peaks.map(peak => Math.sqrt(peak / most));
+  const shadeAt = (row, column) => shades[Math.ceil(level(row, column) * scale[row])];
+  paint(byId(kind), length, length, (row, column) => column > row ? absent : shadeAt(row, column));
 }
 
 const svg = (width, height, parts, label) =>
   `<svg role="img" aria-label="${label}" viewBox="0 0 ${width} ${height}">${parts.join("")}</svg>`;
+const tick = (x, y, text) => `<text class="tick" text-anchor="middle" x="${x}" y="${y}">${text}</text>`;
 
 function drawKernels() {
   const mix = layer().heads[state.head].mixes[state.mix], place = byId("kernels");
@@ -97,22 +107,25 @@ function drawKernels() {
   const curves = (rows, top, name) => {
     const most = rows.flat().concat(mix.diag).reduce((a, b) => Math.max(a, Math.abs(b)), 1e-9);
     const down = value => top + panel / 2 - value / most * (panel / 2 - 16);
-    const path = values => "M" + values.map((v, slot) => `${across(slot).toFixed(1)},${down(v).toFixed(1)}`).join("L");
+    const point = (value, slot) => `${across(slot).toFixed(1)},${down(value).toFixed(1)}`;
+    const path = values => "M" + values.map(point).join("L");
     parts.push(`<line class="zero" x1="8" x2="${width - 8}" y1="${down(0)}" y2="${down(0)}"/>`);
-    for (let r = 0; r < rank; r++)
-      parts.push(`<g class="series c${r % 8}" data-tip="${name}, pattern ${r + 1}"><path class="curve" d="${path(rows.map(row => row[r]))}"/></g>`);
+    for (let r = 0; r < rank; r++) {
+      const curve = `<path class="curve" d="${path(rows.map(row => row[r]))}"/>`;
+      parts.push(`<g class="series c${r % 8}" data-tip="${name}, pattern ${r + 1}">${curve}</g>`);
+    }
     parts.push(`<path d="${path(mix.diag)}" fill="none" stroke="var(--ink)" stroke-width="2.5"/>`);
     parts.push(`<text x="8" y="${top + 12}">${name}, up to ±${most.toPrecision(2)}</text>`);
   };
   const [from, to] = transposed(mix) ? [mix.right, mix.left] : [mix.left, mix.right];
-  curves(from, 0, "takes from");
-  curves(to, panel + 8, "gives to");
+  curves(from, 0, "reads from");
+  curves(to, panel + 8, "writes to");
   for (const slot of [0, 1, 3, 7, 15, 31, 63, 127, 255, 511].filter(s => s < slots))
-    parts.push(`<text class="tick" text-anchor="middle" x="${Math.max(12, Math.min(width - 14, across(slot)))}" y="${2 * panel + 24}">${slot}</text>`);
+    parts.push(tick(Math.max(12, Math.min(width - 14, across(slot))), 2 * panel + 24, slot));
   place.innerHTML = svg(width, 2 * panel + 30, parts, "lag kernels");
 }
 
-// The second mix is applied transposed: what R1 does from row to column, R2 does from column to row.
+// The operator applies the second mix transposed: R1 passes from row to column, R2 from column to row.
 const transposed = mix => mix.name.startsWith("R2");
 
 function drawEffective() {
@@ -138,42 +151,53 @@ function drawEffective() {
   byId("effective").dataset.peak = most.toPrecision(3);
 }
 
-const GATES = { query: "on the queries", output: "on the head's output", mix1: "in the first mix", mix2: "in the second mix" };
+const GATES = {
+  query: "on the queries",
+  output: "on the head's output",
+  mix1: "in the first mix",
+  mix2: "in the second mix",
+};
 function drawGates() {
   const entries = Object.entries(layer().gates);
   byId("gates").innerHTML = entries.map(([name, shares]) => {
     const most = Math.max(...shares), width = 440, height = 110;
     const bars = shares.map((share, i) => {
       const tall = share / most * 78, wide = (width - 16) / shares.length;
-      const range = `${(i / shares.length).toFixed(2)} to ${((i + 1) / shares.length).toFixed(2)}: ${(100 * share).toFixed(1)} %`;
-      return `<rect x="${8 + i * wide}" y="${88 - tall}" width="${wide - 1}" height="${tall}" fill="var(--R)" data-tip="${range}"/>`;
+      const [from, to] = [i, i + 1].map(edge => (edge / shares.length).toFixed(2));
+      const tip = `${from} to ${to}: ${(100 * share).toFixed(1)} %`;
+      const box = `x="${8 + i * wide}" y="${88 - tall}" width="${wide - 1}" height="${tall}"`;
+      return `<rect ${box} fill="var(--R)" data-tip="${tip}"/>`;
     });
-    const ticks = [0, 0.5, 1].map(x => `<text class="tick" text-anchor="middle" x="${14 + x * (width - 28)}" y="104">${x}</text>`);
-    return `<section class="card"><h3>Gates ${GATES[name]}</h3><figure>${svg(width, height, [...bars, ...ticks], "histogram")}</figure></section>`;
+    const ticks = [0, 0.5, 1].map(x => tick(14 + x * (width - 28), 104, x));
+    const chart = svg(width, height, [...bars, ...ticks], "histogram");
+    return `<section class="card"><h3>Gates ${GATES[name]}</h3><figure>${chart}</figure></section>`;
   }).join("") || "<p>This layer has no gates.</p>";
 }
 
-// Which slots are on at a point of the plane; the same arithmetic as hypermlp.inspect.panels.pre_activations.
+const dot = (a, b) => a.reduce((sum, value, i) => sum + value * b[i], 0);
+
+// Returns the pre-activations at a point of the plane, as hypermlp.inspect.panels.pre_activations does.
 function preActivations(routing, a, b, dynamic) {
   const at = (rows, i, scale) => rows[0][i] + scale * (a * rows[1][i] + b * rows[2][i]);
   const query = routing.query[0].map((_, d) =>
     at(routing.query, d, 1) * (routing.query_gate ? sigmoid(at(routing.query_gate, d, dynamic)) : 1));
-  const scores = routing.keys.map(key => { let sum = 0; for (let d = 0; d < key.length; d++) sum += key[d] * query[d]; return sum; });
+  const scores = routing.keys.map(key => dot(key, query));
   const mix = routing.mix;
   if (!mix) return scores;
-  const taken = mix.left[0].map((_, r) => {
+  const read = mix.left[0].map((_, r) => {
     let sum = 0;
     for (let j = 0; j < scores.length; j++) sum += scores[j] * mix.left[j][r];
     return sum * sigmoid(at(routing.mix_gate, r, dynamic));
   });
   return scores.map((score, i) => {
     let sum = score * (1 + mix.diag[i]);
-    for (let r = 0; r < taken.length; r++) sum += taken[r] * mix.right[i][r];
+    for (let r = 0; r < read.length; r++) sum += read[r] * mix.right[i][r];
     return sum;
   });
 }
 function activePattern(a, b, dynamic) {
-  return preActivations(layer().heads[state.head].routing, a, b, dynamic).map(h => h > 0 ? "1" : "0").join("");
+  const h = preActivations(layer().heads[state.head].routing, a, b, dynamic);
+  return h.map(value => value > 0 ? "1" : "0").join("");
 }
 
 function drawRouting() {
@@ -188,12 +212,14 @@ function drawRouting() {
       patterns.push(activePattern(2 * column / (size - 1) - 1, 1 - 2 * row / (size - 1), state.dynamic));
   const { paper, ink, more, less } = colours(), slots = routing.keys.length;
   const on = pattern => [...pattern].filter(bit => bit === "1").length / slots;
-  const shade = new Map([...new Set(patterns)].map(pattern => [pattern, blend(paper, blend(less, more, on(pattern)), 0.15 + 0.6 * on(pattern))]));
+  const colour = share => blend(paper, blend(less, more, share), 0.15 + 0.6 * share);
+  const shade = new Map([...new Set(patterns)].map(pattern => [pattern, colour(on(pattern))]));
   paint(canvas, size, size, (row, column) => {
     const here = patterns[row * size + column];
     if (Math.hypot(row - size / 2, column - size / 2) < 3) return ink;
-    const border = (column > 0 && patterns[row * size + column - 1] !== here) || (row > 0 && patterns[(row - 1) * size + column] !== here);
-    return border ? blend(shade.get(here), ink, 0.55) : shade.get(here);
+    const left = column > 0 ? patterns[row * size + column - 1] : here;
+    const above = row > 0 ? patterns[(row - 1) * size + column] : here;
+    return left !== here || above !== here ? blend(shade.get(here), ink, 0.55) : shade.get(here);
   });
   byId("dynamic-value").textContent = state.dynamic;
   byId("regions").textContent = `${shade.size} regions in view; the dot is the input itself.`;
@@ -202,12 +228,13 @@ function drawRouting() {
 function fillMixes() {
   const mixes = layer().heads[state.head].mixes;
   state.mix = Math.min(state.mix, Math.max(0, mixes.length - 1));
-  byId("mix").innerHTML = mixes.map((mix, i) => `<option value="${i}"${i === state.mix ? " selected" : ""}>${mix.name}</option>`).join("");
+  byId("mix").replaceChildren(...mixes.map((mix, i) => new Option(mix.name, i, false, i === state.mix)));
 }
 function drawStep() {
   drawText();
   drawEffective();
-  for (const marker of document.querySelectorAll(".map i")) marker.style.top = `${100 * (state.step + 0.5) / length}%`;
+  for (const marker of document.querySelectorAll(".map i"))
+    marker.style.top = `${100 * (state.step + 0.5) / length}%`;
 }
 function drawAll() {
   fillMixes();
@@ -229,15 +256,27 @@ function choose(step) {
 function listen() {
   for (const name of ["layer", "head"])
     byId(name).addEventListener("change", event => { state[name] = +event.target.value; drawAll(); });
-  byId("mix").addEventListener("change", event => { state.mix = +event.target.value; drawKernels(); drawEffective(); });
+  byId("mix").addEventListener("change", event => {
+    state.mix = +event.target.value;
+    drawKernels();
+    drawEffective();
+  });
   byId("step").addEventListener("input", event => choose(+event.target.value));
-  byId("dynamic")?.addEventListener("input", event => { state.dynamic = +event.target.value; drawRouting(); });
+  byId("dynamic")?.addEventListener("input", event => {
+    state.dynamic = +event.target.value;
+    drawRouting();
+  });
   const text = byId("text");
-  let resting = "";  // where the pointer is: text that is scrolled under a resting one is not pointed at
-  const moved = event => { const before = resting; resting = `${event.clientX},${event.clientY}`; return resting !== before; };
+  let resting = "";  // place of the pointer: text that scrolls under a resting pointer is not chosen
+  const moved = event => {
+    const before = resting;
+    resting = `${event.clientX},${event.clientY}`;
+    return resting !== before;
+  };
+  const chooseTarget = event => { if (event.target.dataset.key) choose(+event.target.dataset.key); };
   text.addEventListener("pointermove", moved);
-  text.addEventListener("pointerdown", event => { if (event.target.dataset.key) choose(+event.target.dataset.key); });
-  text.addEventListener("pointerover", event => { if (moved(event) && event.target.dataset.key) choose(+event.target.dataset.key); });
+  text.addEventListener("pointerdown", chooseTarget);
+  text.addEventListener("pointerover", event => { if (moved(event)) chooseTarget(event); });
   text.addEventListener("keydown", event => {
     const to = { ArrowLeft: state.step - 1, ArrowRight: state.step + 1, Home: 0, End: length - 1 }[event.key];
     if (to === undefined) return;
@@ -252,14 +291,16 @@ function listen() {
       return [event.clientY - box.top, event.clientX - box.left].map((at, i) =>
         Math.max(0, Math.min(length - 1, Math.floor(at / (i ? box.width : box.height) * length))));
     };
-    const say = event => {
+    const showTip = event => {
       const [row, column] = place(event), key = kind === "activation" ? keyOf(row, column) : column;
-      if (column > row) { canvas.dataset.tip = "not there yet"; return; }
-      const value = triangle(kind).value(row, column).toPrecision(2), slot = kind === "activation" ? `slot ${column}, of` : "from";
-      canvas.dataset.tip = `at “${shown(data.tokens[row])}”\n${slot} “${shown(data.tokens[key])}”, ${row - key} back: about ${value}`;
+      if (column > row) { canvas.dataset.tip = "no such slot at this step"; return; }
+      const value = triangle(kind).value(row, column).toPrecision(2);
+      const [at, from] = [row, key].map(position => `“${shown(data.tokens[position])}”`);
+      const source = kind === "activation" ? `slot ${column}, ${from}` : `from ${from}`;
+      canvas.dataset.tip = `at ${at}\n${source}, ${row - key} back: about ${value}`;
     };
-    canvas.addEventListener("pointermove", say);
-    canvas.addEventListener("pointerdown", event => { say(event); choose(place(event)[0]); });
+    canvas.addEventListener("pointermove", showTip);
+    canvas.addEventListener("pointerdown", event => { showTip(event); choose(place(event)[0]); });
   }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
 }

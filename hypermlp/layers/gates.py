@@ -40,10 +40,13 @@ class Gates(nn.Module):
 
     def forward(self, x: Tensor) -> GateValues:
         """``x``: ``[..., D]``."""
-        values = torch.sigmoid(F.linear(x, self.weight, self.bias))
-        parts = values.split([math.prod(shape) for shape in self.shapes.values()], dim=-1)
-        named = zip(self.shapes.items(), parts, strict=True)
-        return GateValues(**{name: part.unflatten(-1, shape) for (name, shape), part in named})
+        parts = self.split(torch.sigmoid(F.linear(x, self.weight, self.bias)))
+        return GateValues(**{name: part.unflatten(-1, self.shapes[name]) for name, part in parts.items()})
+
+    def split(self, fused: Tensor) -> dict[str, Tensor]:
+        """Split the last dimension, which has an entry for each column of W, into views by the gates' names."""
+        parts = fused.split([math.prod(shape) for shape in self.shapes.values()], dim=-1)
+        return dict(zip(self.shapes, parts, strict=True))
 
     def offsets(self) -> tuple[int, int, int, int]:
         """Return the first column of the query, output, first and second mix gates in W.

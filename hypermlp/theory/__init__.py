@@ -1,1 +1,1 @@
-"""The paper's statements as checks on the real layer: ``hypermlp verify``."""
+"""The paper's statements, measured on the real layer."""

@@ -1,103 +1,115 @@
-"""A statement of the paper, and how it is measured."""
+"""What a check of a statement is, and the arithmetic that checks share.
+
+A check is a function of a base, "R" for HyperMLP or "G" for HyperGLU, that returns one number. The first
+sentence of its docstring is the statement; the rest, after "Measured:", describes the number.
+
+NaN fails every check: a comparison that compares nothing, or whose precondition does not hold, returns it.
+"""
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 BASES = {"R": "HyperMLP", "G": "HyperGLU"}
+
+Measurement = Callable[[str], float]
 
 
 @dataclass(frozen=True)
 class Check:
+    """A statement of the paper and the function that measures it."""
+
     statement: str
     where: str
-    """In the paper: the environment and its label."""
-    says: str
-    """What is measured, in a sentence."""
+    """The places in the paper: environments and their labels."""
+    quantity: str
+    """What is measured."""
     tolerance: float
     at_least: bool
-    """Must the measured number reach the tolerance, rather than stay within it?"""
-    measure: Callable[[str], float]
-    """Of HyperMLP ("R") or HyperGLU ("G")."""
-    bases: tuple[str, ...]
+    """True if the measured number must reach the tolerance, False if it must not exceed it."""
+    measure: Measurement
+    bases: str
+    """The bases, "R" or "G" or both, that the statement is about."""
 
     @property
     def name(self) -> str:
         return self.measure.__name__.replace("_", "-")
 
+    def run(self, base: str) -> "Outcome":
+        """Measure the statement for one base."""
+        began = time.perf_counter()
+        try:
+            measured = float(self.measure(base))
+        except FloatingPointError:  # the operator returned a non-finite number
+            measured = math.nan
+        passed = measured >= self.tolerance if self.at_least else measured <= self.tolerance
+        return Outcome(self, BASES[base], measured, passed, time.perf_counter() - began)
+
 
 @dataclass(frozen=True)
 class Outcome:
-    name: str
+    """The result of a check for one layer."""
+
+    check: Check
     layer: str
-    statement: str
-    where: str
-    says: str
     measured: float
-    tolerance: float
-    at_least: bool
     passed: bool
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {
-            "measured": self.measured if math.isfinite(self.measured) else None
-        }  # JSON has no NaN
-
-
-CHECKS: list[Check] = []
-
-
-Measurement = Callable[[str], float]
+        """Return the outcome as ``hypermlp verify --json -`` prints it; JSON has no NaN."""
+        check = self.check
+        return {
+            "name": check.name,
+            "layer": self.layer,
+            "statement": check.statement,
+            "where": check.where,
+            "says": check.quantity,
+            "measured": self.measured if math.isfinite(self.measured) else None,
+            "tolerance": check.tolerance,
+            "at_least": check.at_least,
+            "passed": self.passed,
+            "seconds": self.seconds,
+        }
 
 
 def check(
-    statement: str,
-    *,
-    where: str,
-    says: str,
-    within: float | None = None,
-    at_least: float | None = None,
-    bases: tuple[str, ...] = ("R", "G"),
-) -> Callable[[Measurement], Measurement]:
-    """Adds a measurement to CHECKS, in the order of the files."""
-    tolerance = within if within is not None else at_least
+    *where: str, within: float | None = None, at_least: float | None = None, bases: str = "RG"
+) -> Callable[[Measurement], Check]:
+    """Turn a measurement into a check.
+
+    Args:
+        where: places in the paper, each an environment and its label.
+        within: the measured number must not exceed this; or
+        at_least: it must reach this.
+        bases: the bases that the statement is about.
+    """
+    tolerance = at_least if within is None else within
     assert tolerance is not None
 
-    def register(measure: Measurement) -> Measurement:
-        CHECKS.append(Check(statement, where, says, tolerance, at_least is not None, measure, bases))
-        return measure
+    def make(measure: Measurement) -> Check:
+        statement, _, quantity = " ".join((measure.__doc__ or "").split()).partition(". Measured: ")
+        texts = (statement, ", ".join(where), quantity.removesuffix("."))
+        return Check(*texts, tolerance, at_least is not None, measure, bases)
 
-    return register
-
-
-class NotFiniteError(ArithmeticError):
-    """The operator gave a number that is none."""
+    return make
 
 
-def largest(*values: float) -> float:
-    """``max``, but one that is not a number stays: Python's own drops it, or not, by its place."""
-    return math.nan if any(map(math.isnan, values)) else max(values)
+def far(one: Tensor, other: Tensor) -> float:
+    """Return the largest difference of two tensors."""
+    return float((one - other).abs().max())
 
 
-def run(found: Check, base: str) -> Outcome:
-    began = time.perf_counter()
-    try:
-        measured = float(found.measure(base))
-    except NotFiniteError:
-        measured = math.nan
-    passed = measured >= found.tolerance if found.at_least else measured <= found.tolerance  # NaN is neither
-    return Outcome(
-        name=found.name,
-        layer=BASES[base],
-        statement=found.statement,
-        where=found.where,
-        says=found.says,
-        measured=measured,
-        tolerance=found.tolerance,
-        at_least=found.at_least,
-        passed=passed,
-        seconds=time.perf_counter() - began,
-    )
+def largest(values: Iterable[float]) -> float:
+    """Return the largest value; NaN if one of them is NaN, or if there are none."""
+    found = list(values)
+    return math.nan if not found or any(map(math.isnan, found)) else max(found)
+
+
+def provided(precondition: bool, measured: float) -> float:
+    """Return the measured number, or NaN if the precondition of the comparison does not hold."""
+    return measured if precondition else math.nan

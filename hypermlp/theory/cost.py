@@ -1,4 +1,8 @@
-"""What the mixes cost: thin products, no matrix of slots by slots, no state of their own."""
+"""What parameters and FLOPs buy.
+
+A narrow W2 confines the output, a narrow W1 only its conditioning. A mix costs thin products, no matrix of
+slots by slots, and no state of its own.
+"""
 
 from typing import Any
 
@@ -6,95 +10,179 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from hypermlp.config import MixerConfig
-from hypermlp.costs.mixer import core_flops, flops_table, state_bytes
-from hypermlp.theory.check import check, largest
-from hypermlp.theory.mlp import T, far, full
-from hypermlp.theory.objects import SIZES, Step, random_layer, random_rows
+from hypermlp.costs.mixer import core_flops, flops_table, parameter_table, state_bytes
+from hypermlp.inspect.internals import gate_parameters, kernels
+from hypermlp.theory.check import check, far, largest, provided
+from hypermlp.theory.geometry import bend, excess_rank
+from hypermlp.theory.objects import SIZES, Step, T, full, random_layer, random_query, random_rows, random_step
+
+ADAPTERS = "Proposition prop:core_empirical_short (ii)"
+LARGER: dict[str, Any] = SIZES | {"hidden_size": 32}  # products with a dimension of 1 are not counted
 
 
 @check(
-    "Vector times DPLR",
-    where="Lemma lem:app_cost_vec_dplr",
-    says="the operator's weights with the second mix against those without, times R2ᵀ written out and times its two thin factors",
+    "Theorem thm:lowrank_W2_invariant",
+    "Corollary cor:W2_invariant_functionals",
+    "Theorem thm:core_budget_asymmetry (i)",
     within=1e-9,
 )
-def a_mix_is_two_thin_products(base: str) -> float:
-    X = random_rows(T)
-    step, x = Step(random_layer(full(base)), X), X[-1]
-    plain, mixed, mix = step.real_weights(x, mixed=False), step.real_weights(x), step.layer.mix2
-    assert mix is not None
-    worst = 0.0
-    for head in range(step.config.num_heads):
-        y, s = plain[head], step.gates(x).mix2[head]
-        p, A, B = (parameter[head, :T] for parameter in (mix.diag, mix.left, mix.right))
-        thin = y * (1 + p) + ((y @ B) * s) @ A.T
-        worst = largest(worst, far(mixed[head], y @ step.R(x, 2, head).T), far(mixed[head], thin))
-    return worst
+def a_narrow_readout_confines_the_update(base: str) -> float:
+    """A narrow W2 confines the update to a subspace.
+
+    Measured: the part of the layer's outputs outside the columns of W_o, which is a quarter as wide as the
+    input, relative to the outputs; or the largest difference between the last output and the paper's formula,
+    if that is larger.
+    """
+    layer, X = random_layer(f"{base}-c-v"), random_rows(T)
+    outputs = layer(X[None])[0]
+    columns, _ = torch.linalg.qr(layer.o_proj.weight)
+    outside = outputs - outputs @ columns @ columns.T
+    return largest([float(outside.norm() / outputs.norm()), far(outputs[-1], Step(layer, X).o(X[-1]))])
 
 
-LARGER: dict[str, Any] = SIZES | {"hidden_size": 32}  # a product with a dimension of 1 is not counted as one
+@check("Theorem thm:lowrank_W1_quotient", "Theorem thm:core_budget_asymmetry (ii)", within=1e-9)
+def a_narrow_address_only_narrows_conditioning(base: str) -> float:
+    """A narrow W1 only narrows the conditioning.
 
-
-def counted(base: str, t: int) -> float:
-    """FLOPs of the operator's definition for one query over t rows."""
-    step = Step(random_layer(full(base), **LARGER), random_rows(t, LARGER["hidden_size"]))
-    operands, values = step.operands(random_rows(1, LARGER["hidden_size"], seed=2)[0]), step.values()
-    with FlopCounterMode(display=False) as counter:
-        step.attend(*operands, values, backend="reference")
-    return float(counter.get_total_flops())
-
-
-@check(
-    "A step costs O(t (d_qk + d_vo + r))",
-    where="Proposition prop:app_cost_infer, Proposition prop:core_cost_short",
-    says="FLOPs counted in the operator's definition over 2 t (qk + vo + 2 r (branches + heads)): distance from 1, the largest",
-    within=0,
-)
-def a_step_costs_what_it_should(base: str) -> float:
-    config = MixerConfig.from_label(full(base), **LARGER)
-    worst = 0.0
-    for t in (2, 5, 11, 16):
-        formula = (
-            2
-            * t
-            * (config.qk_width + config.vo_width + 2 * config.rank * (config.num_branches + config.num_heads))
-        )
-        worst = largest(
-            worst, abs(counted(base, t) / formula - 1), abs(core_flops(config, 1, t) / formula - 1)
-        )
-    return worst
-
-
-@check(
-    "Training costs O(T² r) more than attention",
-    where="Proposition prop:app_cost_train",
-    says="what mixing adds over steps 2 to T, counted in the definition, against 4 r (branches + heads) (2 + ... + T)",
-    within=0,
-)
-def training_overhead_is_quadratic_times_rank(base: str) -> float:
-    config = MixerConfig.from_label(full(base), **LARGER)
-    length, matrices = 12, config.num_branches + config.num_heads
-    mixing = sum(counted(base, t) - 2 * t * (config.qk_width + config.vo_width) for t in range(2, length + 1))
-    pairs = length * (length + 1) // 2
-    table = flops_table(config, length)
-    per_pair = 4 * config.rank * matrices
-    return largest(
-        abs(mixing / (per_pair * (pairs - 1)) - 1),
-        abs((table["mix1"] + table["mix2"]) / (per_pair * pairs) - 1),
+    Measured: the largest change of the output when the query moves within the null space of W_q; NaN if other
+    moves change nothing.
+    """
+    step, x = random_step(f"{base}-c-q"), random_query(seed=4)
+    _, _, directions = torch.linalg.svd(step.layer.q_proj.weight)
+    here, elsewhere = step.real(x), step.real(x + 0.3 * directions[0])
+    null_space = directions[step.config.qk_width :]
+    return provided(
+        far(elsewhere, here) >= 1e-3, largest(far(step.real(x + 2 * d), here) for d in null_space)
     )
 
 
-@check(
-    "Mixing keeps no state",
-    where="Proposition prop:app_cost_infer",
-    says="bytes of decoding state of the layer beyond those without mixing, after 10 rows; not a number if decoding differs",
-    within=0,
-)
+@check("Proposition prop:param_budget_efficiency", at_least=1e-2)
+def shrinking_qk_pays_for_mixing(base: str) -> float:
+    """Shrinking QK pays for mixing, and buys curved routing.
+
+    Measured: the bend of the operator's boundaries in a layer with mixing that has no more parameters than
+    attention without; NaN if it has more.
+    """
+    d, t, rank = 64, 16, 2
+    sizes: dict[str, Any] = {"hidden_size": d, "max_length": t, "rank": rank, "num_heads": 1}
+    shrunk = sizes | {"qk_width": d // 4}
+    wide, narrow = MixerConfig.from_label(base, **sizes), MixerConfig.from_label(f"{base}-12o!", **shrunk)
+    parts, matrices = parameter_table(narrow), narrow.num_branches + narrow.num_heads
+    temporal = 4 * t * rank + 2 * t + 2 * d * rank  # the paper's count: one branch and one head, no biases
+    saved = 2 * d * (wide.qk_width - narrow.qk_width)
+    fits = parts["mix1"] + parts["mix2"] == temporal * matrices / 2 + matrices * rank <= saved
+    no_more = sum(parts.values()) <= sum(parameter_table(wide).values())
+    return provided(fits and no_more, bend(random_step(f"{base}-12o!", **shrunk)))
+
+
+@check(ADAPTERS, "equation eq:imp_lora_w2_delta", within=1e-9)
+def an_adapter_adds_its_rank(base: str) -> float:
+    """An adapter on V or O adds at most its rank in directions.
+
+    Measured: the (rank + 1)-th singular value of the change that an adapter of rank 2 makes in 40 outputs,
+    relative to the first one; NaN if nothing changes.
+    """
+    rank, queries = 2, random_rows(40, seed=3)
+
+    def excess(projection: str, label: str) -> float:
+        layer, X = random_layer(label, num_heads=1), random_rows(T)
+        before = torch.stack([Step(layer, X).real(x) for x in queries])
+        weight = getattr(layer, projection).weight
+        weight += random_rows(weight.shape[0], rank, seed=4) @ random_rows(rank, weight.shape[1], seed=5)
+        return excess_rank(before, torch.stack([Step(layer, X).real(x) for x in queries]), rank)
+
+    # An output gate would turn the directions of an adapter on V with x: its label has no feature gates.
+    return largest([excess("o_proj", full(base)), excess("v_proj", f"{base}-c-12o!")])
+
+
+@check(ADAPTERS, "equation eq:imp_gated_vo_measure", within=0)
+def an_output_gate_leaves_routing_alone(base: str) -> float:
+    """A gate between V and O leaves routing alone.
+
+    Measured: the largest change of the operator's weights when the output gate gets other parameters; NaN if
+    the output does not change.
+    """
+    step = random_step(full(base))
+    weights, output = step.real_weights(step.newest), step.real(step.newest)
+    gate_parameters(step.layer)[1]["output"].add_(2.0)
+    change = far(step.real(step.newest), output)
+    return provided(change > 1e-3, far(step.real_weights(step.newest), weights))
+
+
+@check("Lemma lem:app_cost_vec_dplr", within=1e-9)
+def a_mix_is_two_thin_products(base: str) -> float:
+    """Vector times DPLR.
+
+    Measured: the largest difference between the operator's weights with the second mix and those without,
+    times R2ᵀ, both written out and as two thin products.
+    """
+    step = random_step(full(base))
+    x = step.newest
+
+    def difference(head: int) -> float:
+        mixed, y = step.real_weights(x)[head], step.real_activation(x)[head]
+        mix = kernels(step.mix(x, 2), head, step.t)
+        assert mix is not None
+        p, A, B, s = mix
+        thin = y * (1 + p) + ((y @ B) * s[0]) @ A.T
+        return largest([far(mixed, y @ step.R(x, 2, head).T), far(mixed, thin)])
+
+    return largest(map(difference, range(step.config.num_heads)))
+
+
+def counted(base: str, t: int) -> float:
+    """Return the FLOPs of the operator's definition for one query over t rows."""
+    step = random_step(full(base), t, **LARGER)
+    operator = step.operator(random_rows(1, step.config.hidden_size, seed=2)[0])
+    with FlopCounterMode(display=False) as counter:
+        operator(step.values, backend="reference")
+    return float(counter.get_total_flops())
+
+
+def off(measured: float, formula: float) -> float:
+    """Return the relative difference."""
+    return abs(measured / formula - 1)
+
+
+@check("Proposition prop:app_cost_infer", "Proposition prop:core_cost_short", within=0)
+def a_step_costs_what_it_should(base: str) -> float:
+    """A step costs O(t (d_qk + d_vo + r)).
+
+    Measured: the largest relative difference between the FLOPs counted in the operator's definition and
+    2 t (qk + vo + 2 r (branches + heads)).
+    """
+    config = MixerConfig.from_label(full(base), **LARGER)
+    per_row = config.qk_width + config.vo_width + 2 * config.rank * (config.num_branches + config.num_heads)
+    counts = ((t, count) for t in (2, 5, 11, 16) for count in (counted(base, t), core_flops(config, 1, t)))
+    return largest(off(count, 2 * t * per_row) for t, count in counts)
+
+
+@check("Proposition prop:app_cost_train", within=0)
+def training_overhead_is_quadratic_times_rank(base: str) -> float:
+    """Training costs O(T² r) more than attention.
+
+    Measured: the largest relative difference between the FLOPs that mixing adds, counted in the definition
+    over steps 2 to T and taken from the cost table, and 4 r (branches + heads) per pair of a query and a key.
+    """
+    config, length = MixerConfig.from_label(full(base), **LARGER), 12
+    pairs, per_pair = length * (length + 1) // 2, 4 * config.rank * (config.num_branches + config.num_heads)
+    attention = 2 * (config.qk_width + config.vo_width)
+    added = sum(counted(base, t) - attention * t for t in range(2, length + 1))
+    table = flops_table(config, length)
+    return largest([off(added, per_pair * (pairs - 1)), off(table["mix1"] + table["mix2"], per_pair * pairs)])
+
+
+@check("Proposition prop:app_cost_infer", within=0)
 def mixing_keeps_no_state(base: str) -> float:
-    with_mixing, without = (MixerConfig.from_label(label, **SIZES) for label in (full(base), f"{base}-cg-q"))
+    """Mixing keeps no state.
+
+    Measured: the bytes of decoding state that a layer has beyond those of one without mixing, after 10 rows;
+    NaN if decoding gives another output than the whole sequence.
+    """
     layer, X = random_layer(full(base)), random_rows(10)[None]
     state = layer.new_state(batch_size=1)
-    decoded = torch.cat([layer(X[:, i : i + 1], state=state) for i in range(10)], dim=1)
-    if not far(decoded, layer(X)) <= 1e-9:
-        return float("nan")
-    return float(state_bytes(with_mixing, 10) - state_bytes(without, 10))
+    decoded = torch.cat([layer(row, state=state) for row in X.split(1, dim=1)], dim=1)
+    mixed, plain = (
+        state_bytes(MixerConfig.from_label(label, **SIZES), 10) for label in (full(base), f"{base}-cg-q")
+    )
+    return provided(far(decoded, layer(X)) <= 1e-9, float(mixed - plain))

@@ -4,16 +4,25 @@ import torch
 from torch import Tensor
 
 from hypermlp.layers.mixer import Mixer
-from hypermlp.ops.arguments import Mix
-from hypermlp.theory.check import check, largest
-from hypermlp.theory.mlp import far
-from hypermlp.theory.objects import Step, attend, random_layer, random_rows
+from hypermlp.ops import Mix
+from hypermlp.theory.check import check, far, largest, provided
+from hypermlp.theory.objects import (
+    ACTIVATION,
+    BRANCHES,
+    Step,
+    attend,
+    random_layer,
+    random_query,
+    random_rows,
+)
 
 SHORT, LONG = 6, 11
+NEWEST, OLDEST = slice(-SHORT, None), slice(SHORT)
+LAYOUT, TRUNCATION = "Theorem thm:core_lag_layout", "Corollary cor:truncation-invariance"
 
 
 def extended(layer: Mixer, t: int) -> Mixer:
-    """The mixes of length t inside longer ones: p = -1 and no low-rank part beyond, so that R_T = P R_t Pᵀ."""
+    """Cut the mixes to length t, in place: p = -1 and no low rank beyond t, so that R_T = P R_t Pᵀ."""
     for mix in (layer.mix1, layer.mix2):
         if mix is not None:
             mix.diag[:, t:] = -1.0
@@ -22,141 +31,127 @@ def extended(layer: Mixer, t: int) -> Mixer:
     return layer
 
 
-def long_and_short(base: str, *, lag: bool, keep: str) -> tuple[Step, Step, Tensor]:
-    """The same layer over a long history and over a part of it: its newest or its oldest rows; and a query."""
-    layer = extended(random_layer(f"{base}-g-q-12{'o' if lag else ''}"), SHORT)
-    X = random_rows(LONG)
-    return (
-        Step(layer, X),
-        Step(layer, X[-SHORT:] if keep == "newest" else X[:SHORT]),
-        random_rows(1, seed=4)[0],
-    )
+def long_and_short(base: str, *, order: str = "o", kept: slice = NEWEST) -> tuple[Step, Step, Tensor]:
+    """Return one layer's steps over a long history and over the kept rows of it, and a query.
+
+    Args:
+        order: "o" for lag order, "" for forward order, as in a label.
+    """
+    layer, X = extended(random_layer(f"{base}-g-q-12{order}"), SHORT), random_rows(LONG)
+    return Step(layer, X), Step(layer, X[kept]), random_query(seed=4)
 
 
-@check(
-    "DPLR mixes can be extended consistently",
-    where="Lemma lem:dplr-extension-consistency",
-    says="the operator's weights over a long history against those over its newest rows, and zeros",
-    within=1e-9,
-)
+def output_difference(base: str, *, order: str = "o", kept: slice = NEWEST) -> float:
+    """Return the largest difference between the outputs over a long history and over the kept rows of it."""
+    long, short, x = long_and_short(base, order=order, kept=kept)
+    return far(long.real(x), short.real(x))
+
+
+@check("Lemma lem:dplr-extension-consistency", within=1e-9)
 def mixes_extend_consistently(base: str) -> float:
-    long, short, x = long_and_short(base, lag=True, keep="newest")
-    R_T, R_t = long.R(x, 1, 0), short.R(x, 1, 0)
+    """DPLR mixes can be extended consistently.
+
+    Measured: the largest difference between the operator's weights over a long history and those over its
+    newest rows, followed by zeros; and that between R_T and P R_t Pᵀ.
+    """
+    long, short, x = long_and_short(base)
     P = torch.eye(LONG, SHORT, dtype=x.dtype)
-    padded = torch.nn.functional.pad(short.real_weights(x), (0, LONG - SHORT))
-    return largest(far(R_T, P @ R_t @ P.T), far(long.real_weights(x), padded))
+    weights = far(long.real_weights(x), short.real_weights(x) @ P.T)
+    return largest([weights, far(long.R(x, 1), P @ short.R(x, 1) @ P.T)])
 
 
-@check(
-    "Truncation invariance in lag order",
-    where="Theorem thm:core_lag_layout, Theorem thm:offset-better (i), Corollary cor:truncation-invariance",
-    says="the output over a long history against that over its newest rows",
-    within=1e-9,
-)
+@check(LAYOUT, "Theorem thm:offset-better (i)", TRUNCATION, within=1e-9)
 def older_rows_change_nothing_in_lag_order(base: str) -> float:
-    long, short, x = long_and_short(base, lag=True, keep="newest")
-    return far(long.real(x), short.real(x))
+    """Truncation invariance in lag order.
+
+    Measured: the largest difference between the output over a long history and that over its newest rows.
+    """
+    return output_difference(base)
 
 
-@check(
-    "A window is a truncated history",
-    where="Theorem thm:core_lag_layout, Corollary cor:truncation-invariance",
-    says="the operator over a long history that starts at its newest rows against that over those alone; not a number if all give the same",
-    within=1e-9,
-)
+@check(LAYOUT, TRUNCATION, within=1e-9)
 def a_window_is_a_truncated_history(base: str) -> float:
-    layer, X, x = random_layer(f"{base}-g-q-12o"), random_rows(LONG), random_rows(1, seed=4)[0]
-    long, short = Step(layer, X), Step(layer, X[-SHORT:])
-    starts = torch.full((1, 1), LONG - SHORT)
-    alone, window, whole = (
-        step.attend(*step.operands(x), step.values(), starts=where)
-        for step, where in ((short, None), (long, starts), (long, None))
-    )
-    return far(window, alone) if far(whole, alone) > 1e-3 else float("nan")
+    """A window is a truncated history.
+
+    Measured: the largest difference between the operator over a long history with starts at its newest
+    rows and the operator over these rows alone; NaN if the older rows make no difference without starts.
+    """
+    layer, X, x = random_layer(f"{base}-g-q-12o"), random_rows(LONG), random_query(seed=4)
+    long, short = Step(layer, X), Step(layer, X[NEWEST])
+    whole, alone = (step.operator(x)(step.values) for step in (long, short))
+    window = long.operator(x)(long.values, starts=torch.full((1, 1), LONG - SHORT))
+    return provided(far(whole, alone) > 1e-3, far(window, alone))
 
 
-@check(
-    "Forward order keeps the oldest rows",
-    where="Theorem thm:offset-better (ii)",
-    says="in forward order, the output over a long history against that over its oldest rows",
-    within=1e-9,
-)
+@check("Theorem thm:offset-better (ii)", within=1e-9)
 def forward_order_keeps_the_oldest(base: str) -> float:
-    long, short, x = long_and_short(base, lag=False, keep="oldest")
-    return far(long.real(x), short.real(x))
+    """Forward order keeps the oldest rows.
+
+    Measured: in forward order, the largest difference between the output over a long history and that over
+    its oldest rows.
+    """
+    return output_difference(base, order="", kept=OLDEST)
 
 
-@check(
-    "Forward order does not keep the newest rows",
-    where="Theorem thm:offset-better (ii)",
-    says="in forward order, the output over a long history against that over its newest rows: how far apart",
-    at_least=1e-2,
-)
+@check("Theorem thm:offset-better (ii)", at_least=1e-2)
 def forward_order_loses_the_newest(base: str) -> float:
-    long, short, x = long_and_short(base, lag=False, keep="newest")
-    oldest = long_and_short(base, lag=False, keep="oldest")[1]
-    return far(long.real(x), short.real(x)) if far(long.real(x), oldest.real(x)) < 1e-9 else 0.0
+    """Forward order does not keep the newest rows.
+
+    Measured: in forward order, the largest difference between the output over a long history and that over
+    its newest rows; NaN if the oldest rows are not kept.
+    """
+    kept = output_difference(base, order="", kept=OLDEST) < 1e-9
+    return provided(kept, output_difference(base, order=""))
 
 
-@check(
-    "Longer contexts can do whatever shorter ones can",
-    where="Corollary cor:imp3_monotone",
-    says="a layer for t = 1 to 10 inside one for 11: outputs apart, the largest",
-    within=1e-9,
-)
+@check("Corollary cor:imp3_monotone", within=1e-9)
 def the_realizable_family_is_monotone(base: str) -> float:
-    X, x, worst = random_rows(LONG), random_rows(1, seed=4)[0], 0.0
-    for t in range(1, LONG):
+    """Longer contexts can do whatever shorter ones can.
+
+    Measured: the largest difference between the outputs of a layer for t = 1 to 10 rows and of one for 11
+    that contains it.
+    """
+    X, x = random_rows(LONG), random_query(seed=4)
+
+    def difference(t: int) -> float:
         layer = random_layer(f"{base}-g-q-12o", seed=t)
         alone = Step(layer, X[-t:]).real(x)
-        worst = largest(worst, far(Step(extended(layer, t), X).real(x), alone))
-    return worst
+        return far(Step(extended(layer, t), X).real(x), alone)
+
+    return largest(map(difference, range(1, LONG)))
 
 
-@check(
-    "Rows beyond are slots at zero",
-    where="Corollary cor:truncation-invariance, Remark rem:imp1_infinite_doc",
-    says="slots that a long history adds and the operator activates, over 100 queries",
-    within=0,
-)
+@check(TRUNCATION, "Remark rem:imp1_infinite_doc", within=0)
 def far_history_activates_nothing(base: str) -> float:
-    long, _, _ = long_and_short(base, lag=True, keep="newest")
-    return float(
-        sum(int((long.real_weights(x, mixed=False)[:, SHORT:] != 0).sum()) for x in random_rows(100, seed=5))
-    )
+    """Truncated rows are inactive slots.
+
+    Measured: the number of slots, over 100 queries, that a long history adds and the operator activates.
+    """
+    long, _, _ = long_and_short(base)
+    weights = torch.stack([long.real_activation(x) for x in random_rows(100, seed=5)])
+    return float((weights[..., SHORT:] != 0).sum())
 
 
-@check(
-    "A lag kernel is a causal convolution",
-    where="Remark rem:app_cost_fft",
-    says="the operator with a mix that collects all lags in slot 0, at every step, against an FFT of the scores with the kernel",
-    within=1e-9,
-)
+@check("Remark rem:app_cost_fft", within=1e-9)
 def lag_kernels_are_causal_convolutions(base: str) -> float:
-    T, branches = 12, 2 if base == "G" else 1
-    scores = random_rows(1, T, seed=3)[0]  # the score of every key, whoever asks
-    kernel = random_rows(1, T, seed=4)[0]
-    q = torch.ones(1, T, branches, 1, dtype=torch.float64)
-    k = scores.view(1, T, 1, 1).expand(1, T, branches, 1)
-    left = kernel.view(1, T, 1).expand(branches, T, 1)
-    right = torch.zeros(branches, T, 1, dtype=torch.float64)
-    right[:, 0] = 1.0
-    mix = Mix(
-        torch.zeros(branches, T, dtype=torch.float64),
-        left,
-        right,
-        torch.ones(1, T, branches, 1, dtype=torch.float64),
-    )
-    values = torch.eye(T, dtype=torch.float64).view(1, T, 1, T)
-    activation = "glu" if base == "G" else "relu"
-    weights = attend(q, k, values, mix, None, activation=activation)[0, :, 0]
-    fast = torch.fft.irfft(torch.fft.rfft(scores, 2 * T) * torch.fft.rfft(kernel, 2 * T), 2 * T)[:T]
-    worst = 0.0
-    for t in range(T):
-        h = scores[: t + 1].flip(0).clone()
-        h[0] += fast[t]
-        strength = torch.logaddexp(h[0], torch.zeros_like(h[0])) if base == "G" else 1.0
-        worst = largest(
-            worst, far(weights[t, t], strength * (h[0] / (h.square().sum() + 1e-12).sqrt()).clamp(min=0))
-        )
-    return worst
+    """A lag kernel is a causal convolution.
+
+    Measured: the largest difference, over all steps, between the weight of slot 0 in the operator, with a mix
+    that collects all lags there, and the one that an FFT of the scores with the kernel gives.
+    """
+    length, branches = 12, BRANCHES[base]
+    scores, kernel = random_rows(2, length, seed=3)  # the score of a key is the same for every query
+    q = torch.ones(1, length, branches, 1, dtype=torch.float64)
+    k = scores.view(1, length, 1, 1).expand_as(q)
+    left = kernel.view(1, length, 1).expand(branches, -1, -1)
+    right = torch.zeros_like(left).index_fill(1, torch.tensor(0), 1.0)
+    values = torch.eye(length, dtype=torch.float64).view(1, length, 1, length)
+    mix = Mix(torch.zeros_like(left[:, :, 0]), left, right, gate=q)
+    weights = attend(q, k, values, mix, activation=ACTIVATION[base])[0, :, 0].diagonal()
+    transform = torch.fft.rfft(torch.stack([scores, kernel]), 2 * length)
+    collected = torch.fft.irfft(transform.prod(0), 2 * length)[:length]
+
+    h = scores + collected  # of slot 0 at every step; the other slots keep their scores
+    rho = (scores.square().cumsum(0) - scores.square() + h.square() + 1e-12).sqrt()
+    strength = torch.logaddexp(h, torch.zeros_like(h)) if base == "G" else torch.ones_like(h)
+    return far(weights, strength * (h / rho).clamp(min=0))

@@ -1,4 +1,4 @@
-"""A capture is what the layer did, and changes nothing."""
+"""A capture shows what the layer computes, and does not change it."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def test_contributions_are_the_output(layer, starts):
             )
 
 
-def test_what_is_more_than_its_weights_is_refused():
+def test_adapters_and_hooks_are_refused():
     layer, x = HyperGLU(32, max_length=16), torch.randn(1, 5, 32)
     hook = layer.o_proj.register_forward_hook(lambda module, given, out: out + 1)
     with pytest.raises(ValueError, match="o_proj has an adapter or hooks"):
@@ -49,7 +49,7 @@ def test_what_is_more_than_its_weights_is_refused():
         capture(layer, x).mix(0, 0, t=4)
 
 
-def test_both_layers_are_those_of_an_mlp(layer, starts):
+def test_both_layers_make_an_mlp(layer, starts):
     x = torch.randn(2, T, 32, dtype=torch.float64)
     seen, out, config = capture(layer, x, starts=starts), layer(x, starts=starts), layer.config
     for batch, t in ((0, 0), (0, 7), (1, 1), (1, T - 1)):
@@ -71,10 +71,10 @@ def test_slots_are_combinations_of_rows():
     address = seen.heads.q[0, -1, 0] @ keys @ U.T
     torch.testing.assert_close(address, seen.trace.pre_activation[0, 0, -1])
     values = V @ layer.v_proj.weight[: layer.config.vo_dim].T
-    torch.testing.assert_close(seen._read(values, 0, T - 1, 0), seen.second_layer(0, T - 1))
+    torch.testing.assert_close(seen.read_out(values, 0, T - 1), seen.second_layer(0, T - 1))
 
 
-def test_what_is_active_and_the_norm():
+def test_active_slots_and_norm():
     layer = Mixer.from_label("R-cg-q-12o", hidden_size=16, max_length=16).double()
     seen = capture(layer, torch.randn(1, T, 16, dtype=torch.float64))
     h = seen.trace.pre_activation
@@ -85,7 +85,7 @@ def test_what_is_active_and_the_norm():
     torch.testing.assert_close(seen.contribution_sizes()[:, -1], seen.contributions(T - 1).norm(dim=-1))
 
 
-def test_a_model_and_no_trace_left_in_it():
+def test_a_model_is_captured_and_not_changed():
     config = HyperMLPConfig(
         mixer=["G-cg-q-12o", "gla", "R-cg-q-12o"],
         hidden_size=16,
@@ -96,8 +96,8 @@ def test_a_model_and_no_trace_left_in_it():
     model = HyperMLPForCausalLM(config).eval()
     tokens = torch.randint(50, (1, 20))
     before = model(tokens).logits
-    first, peer, last = capture_model(model, tokens)
-    assert peer is None
+    first, baseline, last = capture_model(model, tokens)
+    assert baseline is None
     assert (first.config.activation, last.config.activation) == ("glu", "relu")
     assert torch.equal(model(tokens).logits, before)
     assert not any(module._forward_pre_hooks for module in model.modules())
@@ -105,6 +105,6 @@ def test_a_model_and_no_trace_left_in_it():
     torch.testing.assert_close(first.contributions(19).sum((0, 1)), mixed[0, 19], atol=1e-5, rtol=0)
 
 
-def test_a_peer_is_refused():
-    with pytest.raises(ValueError, match="has no memory pool"):
+def test_a_baseline_is_refused():
+    with pytest.raises(ValueError, match="has no memory pool; allowed: a layer of a label"):
         capture(build_mixer("gla", hidden_size=32, max_length=16), torch.randn(1, 4, 32))

@@ -1,4 +1,4 @@
-"""The page and the figures show what the model did."""
+"""The page and the figures show what the model computes."""
 
 import base64
 import json
@@ -89,7 +89,7 @@ def test_in_a_browser(page, browser, screen):
     view.locator("#dynamic").fill("0")
     assert pixels(view, "routing-map") != bent
     view.locator("#activation").hover()
-    assert view.locator("#tip").inner_text().startswith(("at ", "not there yet"))
+    assert view.locator("#tip").inner_text().startswith(("at ", "no such slot"))
 
     view.locator("#layer").select_option(index=1)  # softmax: no gates, no mixes, no borders
     assert view.locator("#no-routing").is_visible()
@@ -102,8 +102,8 @@ def test_in_a_browser(page, browser, screen):
     assert view.locator("#routing-map").is_visible()
 
 
-def test_keys_walk_past_a_resting_pointer(page, browser):
-    """Text that is scrolled under the pointer is not pointed at."""
+def test_a_resting_pointer_does_not_disturb_the_keys(page, browser):
+    """Text that scrolls under a resting pointer is not chosen."""
     view = browser(page, "phone")
     view.wait_for_selector("body[data-ready]")
     view.add_style_tag(content="#text { max-height: 60px !important; }")
@@ -115,8 +115,8 @@ def test_keys_walk_past_a_resting_pointer(page, browser):
         assert view.locator("#where").inner_text().startswith(f"{place} of")
 
 
-def test_the_map_of_routing_is_the_layers(checkpoint, page, browser):
-    """The script's active slots, at points of the plane, are those of the paper's objects and of the layer's parameters."""
+def test_the_script_computes_the_routing_of_the_layer(checkpoint, page, browser):
+    """The script's active slots at points of the plane are those that Python computes."""
     model, tokenizer = HyperMLPForCausalLM.from_pretrained(checkpoint).eval(), build_tokenizer("bytes", [])
     routing = panels(model, tokenizer, PROMPT).layers[0].heads[1].routing
     where = 2 * torch.rand(40, 2) - 1
@@ -131,8 +131,8 @@ def test_the_map_of_routing_is_the_layers(checkpoint, page, browser):
         assert torch.equal(shown[clear], (expected > 0)[clear])
 
 
-def test_routing_of_a_plane_is_that_of_its_points(tmp_path):
-    """Against the theory's objects, and straight where the gates are held still."""
+def test_the_routing_of_a_plane_is_that_of_its_points(tmp_path):
+    """The pre-activations are those of the theory's objects, and linear where the gates are held still."""
     model, tokenizer = build(tmp_path, ["G-cg-q-12o"])
     model.double()
     found = panels(model, tokenizer, PROMPT)
@@ -153,7 +153,7 @@ def test_routing_of_a_plane_is_that_of_its_points(tmp_path):
     assert ((left + right) / 2 - middle).abs().max() > 1e-3 * middle.abs().max()
 
 
-def test_what_the_page_holds(checkpoint):
+def test_the_data_of_the_page(checkpoint):
     model, tokenizer = HyperMLPForCausalLM.from_pretrained(checkpoint).eval(), build_tokenizer("bytes", [])
     found = panels(model, tokenizer, PROMPT)
     content = zlib.decompress(base64.b64decode(encoded(found)))
@@ -184,24 +184,15 @@ def test_what_the_page_holds(checkpoint):
 
 def test_figures(tmp_path, capsys):
     build(tmp_path / "model", ["G-cg-q-12o"])
-    ask = [
-        "inspect",
-        str(tmp_path / "model"),
-        "--prompt",
-        PROMPT,
-        "--tokens",
-        "12",
-        "--out",
-        str(tmp_path / "page.html"),
-    ]
-    assert main([*ask, "--figures", str(tmp_path / "figures")]) == 0
+    out = ["--out", str(tmp_path / "page.html"), "--figures", str(tmp_path / "figures")]
+    assert main(["inspect", str(tmp_path / "model"), "--prompt", PROMPT, "--tokens", "12", *out]) == 0
     assert "page.html: 1 layers, 12 tokens" in capsys.readouterr().out
     names = {"memory", "activation", "contribution", "growth", "kernels", "mix", "gates", "routing"}
     written = sorted(path.name for path in (tmp_path / "figures").iterdir())
     assert written == sorted(f"{name}.{kind}" for name in names for kind in figures.FORMATS)
 
 
-def test_figures_of_softmax_and_registers_leave_out_what_there_is_none_of(checkpoint, tmp_path):
+def test_figures_without_content_are_left_out(checkpoint, tmp_path):
     model, tokenizer = HyperMLPForCausalLM.from_pretrained(checkpoint).eval(), build_tokenizer("bytes", [])
     found = panels(model, tokenizer, PROMPT)
     only_softmax = type(found)(found.tokens, found.registers, [found.layers[1]], [])
@@ -209,7 +200,7 @@ def test_figures_of_softmax_and_registers_leave_out_what_there_is_none_of(checkp
     assert names == {"memory", "activation", "contribution"}
 
 
-def test_the_conceptual_figures_in_the_docs_are_what_the_code_draws(tmp_path):
+def test_the_conceptual_figures_in_the_docs_are_up_to_date(tmp_path):
     docs = figures.Path(__file__).parents[2] / "docs" / "figures"
     for path in concepts.draw_all(tmp_path):
         if path.suffix == ".svg":
@@ -229,18 +220,18 @@ def test_a_tap_shows_a_value(page, chromium):
     context.close()
 
 
-def test_half_precision_is_looked_at_as_it_is_computed(tmp_path):
+def test_half_precision_is_captured_in_float32(tmp_path):
     model, tokenizer = build(tmp_path, ["G-cg-q-12o"])
     model.bfloat16()
     found = panels(model, tokenizer, PROMPT, tokens=9)
     assert len(found.tokens) == 9
     assert found.layers[0].heads[0].activation.dtype == torch.float32
-    figures.draw_routing(figures.pyplot()().subplots(), found.layers[0].heads[0].routing, 1.0)
+    figures.draw_routing(figures.new_figure(3, 3).subplots(), found.layers[0].heads[0].routing, 1.0)
 
 
-def test_nonsense_is_refused(checkpoint, tmp_path, capsys):
+def test_mistakes_are_refused(checkpoint, tmp_path, capsys):
     out = ["--out", str(tmp_path / "page.html")]
-    for arguments, said in (
+    for arguments, message in (
         (["--prompt", "x"], "1 tokens; allowed: 2 to 64"),
         (["--prompt", "x" * 65], "65 tokens"),
         (["--prompt", "xyz", "--tokens", "1"], "--tokens is 1"),
@@ -249,12 +240,12 @@ def test_nonsense_is_refused(checkpoint, tmp_path, capsys):
         (["--prompt", "abc", "--figures", str(checkpoint / "config.json")], "config.json"),
     ):
         assert main(["inspect", str(checkpoint), *arguments, *out]) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     model, _ = build(tmp_path / "damaged", ["G-cg-q-12o"])
     torch.nn.init.constant_(model.model.layers[0].mixer.q_proj.weight, 1e38)  # finite, but not for long
     model.save_pretrained(tmp_path / "damaged")
     assert main(["inspect", str(tmp_path / "damaged"), "--prompt", PROMPT, *out]) == 2
     assert "layer 1 computes numbers that are not finite" in capsys.readouterr().err
-    build(tmp_path / "peer", ["gla"])
-    assert main(["inspect", str(tmp_path / "peer"), "--prompt", PROMPT, *out]) == 2
+    build(tmp_path / "baseline", ["gla"])
+    assert main(["inspect", str(tmp_path / "baseline"), "--prompt", PROMPT, *out]) == 2
     assert "no layer of this model has a memory pool" in capsys.readouterr().err

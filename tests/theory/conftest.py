@@ -1,101 +1,120 @@
-"""Mistakes that somebody might make in the operator, each as an operator of its own."""
+"""Mistakes planted in the operator's definition: each replaces functions of ``hypermlp.ops.reference``."""
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from hypermlp.ops import reference as definition
-from hypermlp.ops.layout import slot_maps, visible_keys
+from hypermlp.ops import reference
+from hypermlp.ops.dispatch import use_backend
+
+CORRECT = SimpleNamespace(**vars(reference))
+"""The functions of the definition, whatever is planted in its module."""
 
 
-def mistaken(mistake):
-    """The definition, line by line, with one mistake in it."""
+def changed_arguments(change):
+    """Return ``trace`` with the arguments replaced that ``change(arguments)`` returns by name.
 
-    def attend(q, k, v, mix1, mix2, starts, *, activation, layout, eps, backend):
-        Tq, Tk = q.shape[1], k.shape[1]
-        if mistake == "starts are ignored":
-            starts = None
-        visible = visible_keys(starts, Tq, Tk, q.device)[:, None]
-        if mistake == "the future is visible":
-            visible = torch.ones_like(visible)
-        key_of_slot, slot_of_key = (m[:, None] for m in slot_maps(layout, starts, Tq, Tk, q.device))
-        if mistake == "lag off by one":
-            key_of_slot, slot_of_key = ((m - 1).clamp(min=0) for m in (key_of_slot, slot_of_key))
-        exists = torch.arange(Tk) < visible.sum(-1, keepdim=True)
-        if mistake == "mixes are left out":
-            mix1 = mix2 = None
-        mixes = [mix1, mix2]
-        for i, mix in enumerate(mixes):
-            if mix is not None and mistake == "gate without sigmoid":
-                mixes[i] = mix._replace(gate=torch.logit(mix.gate))
-            if mix is not None and mistake == "low rank without gate":
-                mixes[i] = mix._replace(gate=torch.ones_like(mix.gate))
-            if mix is not None and mistake == "diagonal left out":
-                mixes[i] = mix._replace(diag=torch.zeros_like(mix.diag))
-        mix1, mix2 = mixes
-        z = definition._reorder(torch.einsum("bihd,bjhd->bhij", q, k), key_of_slot, exists)
-        mixed = z if mix1 is None else definition._times_R(z, *mix1)
-        h = mixed if mistake == "mask before R1 only" else definition._masked(mixed, exists)
-        gate, scale = h.chunk(2, dim=1) if activation == "glu" else (h, None)
-        if mistake == "branches exchanged" and scale is not None:
-            gate, scale = scale, gate
-        over = mixed.chunk(2, dim=1)[0] if activation == "glu" else mixed
-        rho = (
-            (over if mistake == "norm over all slots" else gate).square().sum(-1, keepdim=True) + eps
-        ).sqrt()
-        if mistake == "no norm":
-            rho = torch.ones_like(rho)
-        a = gate / rho if mistake == "no relu" else F.relu(gate / rho)
-        if scale is not None:
-            a = a * (
-                F.relu(scale)
-                if mistake == "relu for softplus"
-                else torch.logaddexp(scale, torch.zeros_like(scale))
-            )
-        times = definition._times_R if mistake == "R2 not transposed" else definition._times_R_transposed
-        w = a if mix2 is None else times(a, *mix2)
-        return torch.einsum("bhij,bjhd->bihd", definition._reorder(w, slot_of_key, visible), v)
+    Only this function depends on how ``trace`` takes its arguments.
+    """
 
-    return attend
+    return {"trace": lambda arguments: CORRECT.trace(arguments._replace(**change(arguments)))}
 
 
-def not_a_number(q, k, v, mix1, mix2, starts, **_how):
-    return torch.full((*q.shape[:2], *v.shape[2:]), torch.nan, dtype=q.dtype)
+def changed_output(change):
+    """Return ``trace`` with the output replaced by ``change(output)``."""
+
+    def trace(arguments):
+        found = CORRECT.trace(arguments)
+        return found._replace(output=change(found.output))
+
+    return {"trace": trace}
 
 
-def nonsense(q, k, v, mix1, mix2, starts, **_how):
-    """Anything, and something else each time."""
-    return 1e6 * torch.randn(*q.shape[:2], *v.shape[2:], dtype=q.dtype)
+def changed_mix(change):
+    """Return ``_times_R`` with other parts of both mixes, which ``change(p, A, B, s)`` returns."""
+    return {"_times_R": lambda y, p, A, B, s: CORRECT._times_R(y, *change(p, A, B, s))}
 
 
-MISTAKES = [
-    "mask before R1 only",
-    "R2 not transposed",
-    "norm over all slots",
-    "lag off by one",
-    "gate without sigmoid",
-    "low rank without gate",
-    "diagonal left out",
-    "no relu",
-    "no norm",
-    "branches exchanged",
-    "relu for softplus",
-    "the future is visible",
-    "mixes are left out",
-    "starts are ignored",
-]
+def with_function(module, **functions):
+    """Return a namespace with everything in ``module`` but with other functions under these names."""
+    return SimpleNamespace(**(vars(module) | functions))
+
+
+def exchanged_branches(arguments):
+    """Exchange the gate and scale branches of "glu"; relu has none."""
+    if arguments.q.shape[2] == arguments.v.shape[2]:
+        return {}
+
+    def exchange(x, dim):
+        return torch.cat(x.chunk(2, dim)[::-1], dim)
+
+    mix1 = arguments.mix1 and type(arguments.mix1)(*map(exchange, arguments.mix1, (0, 0, 0, 2)))
+    return {"q": exchange(arguments.q, 2), "k": exchange(arguments.k, 2), "mix1": mix1}
+
+
+def unmasked_after_mixing():
+    """Leave out the mask behind R1; scores and weights keep theirs, through ``_reorder``."""
+
+    def reorder(x, index, keep):
+        return CORRECT._masked(x.gather(-1, index.expand(x.shape)), keep)
+
+    return {"_masked": lambda x, keep: x, "_reorder": reorder}
+
+
+def norm_over_all_slots():
+    """Normalise before the mask behind R1 instead of after it."""
+    masks = []  # of the mix that is about to be normalised, if there is one
+
+    def masked(x, keep):
+        masks.append(keep)
+        return x
+
+    def l2norm(h, eps):
+        normalised = CORRECT._l2norm(h, eps)
+        return CORRECT._masked(normalised, masks.pop()) if masks else normalised
+
+    return unmasked_after_mixing() | {"_masked": masked, "_l2norm": l2norm}
+
+
+def future_visible(*arguments):
+    return torch.ones_like(CORRECT.visible_keys(*arguments))
+
+
+def lag_off_by_one(*arguments):
+    return tuple((slots - 1).clamp(min=0) for slots in CORRECT.slot_maps(*arguments))
+
+
+MISTAKES = {
+    "mask before R1 only": unmasked_after_mixing(),
+    "R2 not transposed": {"_times_R_transposed": CORRECT._times_R},
+    "norm over all slots": norm_over_all_slots(),
+    "lag off by one": {"slot_maps": lag_off_by_one},
+    "gate without sigmoid": changed_mix(lambda p, A, B, s: (p, A, B, torch.logit(s))),
+    "low rank without gate": changed_mix(lambda p, A, B, s: (p, A, B, torch.ones_like(s))),
+    "diagonal left out": changed_mix(lambda p, A, B, s: (torch.zeros_like(p), A, B, s)),
+    "no relu": {"F": with_function(F, relu=lambda x: x)},
+    "no norm": {"_l2norm": lambda h, eps: h},
+    "branches exchanged": changed_arguments(exchanged_branches),
+    "relu for softplus": {"torch": with_function(torch, logaddexp=lambda x, zero: F.relu(x))},
+    "the future is visible": {"visible_keys": future_visible},
+    "mixes are left out": {"_times_R": lambda y, *mix: y},
+    "starts are ignored": changed_arguments(lambda arguments: {"starts": None}),
+}
+NOT_A_NUMBER = changed_output(lambda output: torch.full_like(output, torch.nan))
+NONSENSE = changed_output(lambda output: 1e6 * torch.randn_like(output))  # other numbers each time
 
 
 @pytest.fixture
 def planted():
-    """``with planted(operator):`` every layer calls this operator."""
+    """``with planted(functions):`` makes the definition, with these functions replaced, the backend."""
 
     @contextmanager
-    def plant(operator):
-        with mock.patch("hypermlp.layers.mixer.attend", operator):
+    def plant(functions):
+        with use_backend("reference"), mock.patch.dict(vars(reference), functions):
             yield
 
     return plant
