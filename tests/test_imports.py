@@ -9,7 +9,7 @@ import hypermlp
 
 ROOT = Path(hypermlp.__file__).parent
 LEVELS = [
-    {"errors", "label", "config"},
+    {"errors", "cache", "label", "config"},
     {"ops", "reporting"},
     {"layers", "testing", "jobs"},
     {"models"},
