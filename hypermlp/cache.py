@@ -9,8 +9,8 @@ from hypermlp.errors import UserError
 def cache_directory() -> Path:
     """Return the root of the cache.
 
-    It is ``HYPERMLP_CACHE``, or the folder ``hypermlp`` in ``XDG_CACHE_HOME`` or ``~/.cache``. Built kernels are
-    kept in its folder ``kernels``, prepared data in ``data``.
+    It is ``HYPERMLP_CACHE``, or the folder ``hypermlp`` in ``XDG_CACHE_HOME`` or ``~/.cache``. Built kernels
+    are kept in its folder ``kernels``, prepared data in ``data``.
     """
     if chosen := os.environ.get("HYPERMLP_CACHE"):
         return Path(chosen)

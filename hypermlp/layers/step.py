@@ -44,8 +44,8 @@ def steps_natively(layer: "Mixer", x: Tensor) -> bool:
     """Return True if the kernel can process the new positions ``x``.
 
     The kernel computes no derivatives and supports neither RoPE, softmax, registers, half precision nor
-    autocast. It reads parameters instead of calling modules, so layers with adapters or hooks take the general
-    path.
+    autocast. It reads parameters instead of calling modules, so layers with adapters or hooks take the
+    general path.
     """
     config, (batch, positions, _) = layer.config, x.shape
     projections = (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj, layer.gates)
@@ -73,8 +73,8 @@ def native_step(
 ) -> Tensor:
     """Return ``layer(x, state=state)`` and write the new positions into the caches; the caller commits them.
 
-    ``starts`` and ``reach`` are int64 ``[B, T]``, or None: the first position that each new position sees, and how
-    many positions it sees.
+    ``starts`` and ``reach`` are int64 ``[B, T]``, or None: the first position that each new position sees,
+    and how many positions it sees.
     """
     config, gates = layer.config, layer.gates
     keys, values = state.caches(x)
@@ -99,6 +99,6 @@ def native_step(
 
 
 def _gate_offsets(layer: "Mixer") -> list[int]:
-    """Return the first row of each gate in ``layer.gates``: queries, output, mix1, mix2; -1 for an absent one."""
+    """Return the first row of each gate (queries, output, mix1, mix2) in ``layer.gates``; -1 if absent."""
     ends = accumulate(layer.gate_sizes)
     return [end - size if size else -1 for size, end in zip(layer.gate_sizes, ends, strict=True)]

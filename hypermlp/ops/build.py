@@ -2,8 +2,8 @@
 
 Nothing is compiled at install or import. The name of the library contains a hash of the sources, the flags,
 PyTorch and the processor, and a hash of the compiler. The library is built aside and renamed, so that a
-half-written one is never loaded. A lock lets processes that start together build once; a process that waits too
-long for the lock builds on its own.
+half-written one is never loaded. A lock lets processes that start together build once; a process that waits
+too long for the lock builds on its own.
 """
 
 import contextlib
@@ -53,8 +53,8 @@ def extra_flags() -> tuple[str, ...]:
 def library_path() -> Path:
     """Return the path of the library for these sources, flags, PyTorch, processor and compiler.
 
-    The library need not exist yet. Without a compiler, return the newest existing library that fits everything
-    else: only building needs a compiler. Raise BuildError if there is neither.
+    The library need not exist yet. Without a compiler, return the newest existing library that fits all the
+    rest: only building needs a compiler. Raise BuildError if there is neither.
     """
     try:
         folder = cache_directory() / "kernels"

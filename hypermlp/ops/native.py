@@ -15,7 +15,7 @@ from hypermlp.ops import build
 
 @functools.cache
 def load() -> Path:
-    """Build the kernels if need be, load them and return the path of the library. Raise BuildError on failure."""
+    """Build the kernels if need be, load them and return the library's path. Raise BuildError on failure."""
     path = build.build()
     try:
         torch.ops.load_library(str(path))

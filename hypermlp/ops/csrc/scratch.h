@@ -10,15 +10,7 @@
 #include <sys/mman.h>
 #endif
 
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define HYPERMLP_ADDRESS_SANITIZER  // clang
-#endif
-#endif
 #ifdef __SANITIZE_ADDRESS__
-#define HYPERMLP_ADDRESS_SANITIZER  // gcc
-#endif
-#ifdef HYPERMLP_ADDRESS_SANITIZER
 #include <sanitizer/asan_interface.h>
 #endif
 
@@ -84,7 +76,7 @@ class Scratch {
 
   private:
     static constexpr size_t kAlign = 64, kHugePage = 2 << 20;
-#ifdef HYPERMLP_ADDRESS_SANITIZER  // guards the end of each buffer, although the next buffer follows at once
+#ifdef __SANITIZE_ADDRESS__  // guards the end of each buffer, although the next buffer follows at once
     static constexpr size_t kRedZone = 128;
     static void poison(char* from, char* to) { __asan_poison_memory_region(from, to - from); }
     static void unpoison(char* from, size_t bytes) { __asan_unpoison_memory_region(from, bytes); }
