@@ -112,14 +112,9 @@ def _processor() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
 
 
-def _torch_flags() -> list[str]:
-    """Return the flags for PyTorch's headers, and for the library that the process has already loaded."""
-    folder = Path(torch.__file__).parent
-    return [TORCH_ABI, "-isystem", str(folder / "include"), f"-L{folder / 'lib'}"]
-
-
 def _compile(path: Path, *, quiet: bool) -> None:
-    command = [*compiler(), *FLAGS, *extra_flags(), *_torch_flags()]
+    command, torch_folder = [*compiler(), *FLAGS, *extra_flags()], Path(torch.__file__).parent
+    headers = [TORCH_ABI, "-isystem", str(torch_folder / "include")]
     if not quiet:
         _report(f"building the CPU kernels in {path.parent}, once, about 10 s")
     began = time.monotonic()
@@ -130,13 +125,13 @@ def _compile(path: Path, *, quiet: bool) -> None:
         sources = sorted(SOURCES.glob("*.cpp"))
         objects = [str(Path(aside) / source.with_suffix(".o").name) for source in sources]
         jobs = [
-            threads.submit(_run, [*command, "-c", str(source), "-o", target])
+            threads.submit(_run, [*command, *headers, "-c", str(source), "-o", target])
             for source, target in zip(sources, objects, strict=True)
         ]
         for job in jobs:
             job.result()
         library = Path(aside) / path.name
-        _run([*command, "-shared", *objects, "-ltorch_cpu", "-o", str(library)])
+        _run([*command, "-shared", *objects, f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-o", str(library)])
         with open(library, "rb") as file:
             os.fsync(file.fileno())
         digest = _digest(library)
