@@ -62,9 +62,9 @@ def library_path() -> Path:
         raise BuildError(str(error)) from error
     sources = [source.name.encode() + b"\0" + source.read_bytes() for source in sorted(SOURCES.iterdir())]
     settings = [torch.__version__, _processor(), *FLAGS, TORCH_ABI, *extra_flags()]
-    stem = "kernels-" + _short_hash(*(setting.encode() for setting in settings), *sources)
+    stem = f"kernels-{_digest(*(setting.encode() for setting in settings), *sources):.12}"
     try:
-        return folder / f"{stem}-{_short_hash(_compiler_identity(*compiler()).encode())}.so"
+        return folder / f"{stem}-{_digest(_compiler_identity(*compiler()).encode()):.12}.so"
     except BuildError:
         existing = [path for path in folder.glob(f"{stem}-*.so") if _is_whole(path)]
         if not existing:
@@ -92,8 +92,8 @@ def build(*, quiet: bool = False, force: bool = False) -> Path:
     return path
 
 
-def _short_hash(*parts: bytes) -> str:
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
 @functools.cache
@@ -134,7 +134,7 @@ def _compile(path: Path, *, quiet: bool) -> None:
         _run([*command, "-shared", *objects, f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-o", str(library)])
         with open(library, "rb") as file:
             os.fsync(file.fileno())
-        digest = _digest(library)
+            digest = _digest(file.read())
         os.replace(library, path)
         path.with_suffix(".sha256").write_text(digest)
     if not quiet:
@@ -145,14 +145,10 @@ def _report(text: str) -> None:
     print(f"hypermlp: {text}", file=sys.stderr, flush=True)
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def _is_whole(path: Path) -> bool:
     """Return True if the library exists and is undamaged: loading a damaged one would kill the process."""
     checksum = path.with_suffix(".sha256")
-    return path.exists() and checksum.exists() and checksum.read_text() == _digest(path)
+    return path.exists() and checksum.exists() and checksum.read_text() == _digest(path.read_bytes())
 
 
 def _run(command: list[str], env: dict[str, str] | None = None) -> str:
