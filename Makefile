@@ -15,12 +15,18 @@ test: lint
 test-all: lint
 	$(BIN)/python -m pytest -m ""
 
-# The native kernels under the address and undefined-behaviour sanitizers, over the contract's shapes.
+# Run the native kernels under the address and undefined-behaviour sanitizers of g++, over the shapes of the contract.
+# TESTS="-k ..." restricts it.
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g
+SANITIZED := tests/ops/test_native.py tests/ops/test_contract.py tests/layers
+TESTS ?= -k "not compile and not blocked and not reference"
+sanitize: export CXX := g++
+sanitize: export HYPERMLP_CACHE := $(CURDIR)/$(VENV)/sanitized
+sanitize: export HYPERMLP_CXXFLAGS := $(SANITIZERS)
+sanitize: export ASAN_OPTIONS := detect_leaks=0
 sanitize: $(STAMP)
-	HYPERMLP_CACHE=$(CURDIR)/$(VENV)/sanitized HYPERMLP_CXXFLAGS="$(SANITIZERS)" \
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
-	ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest -k "not compile and not blocked and not reference" tests/ops/test_contract.py tests/layers
+	$(BIN)/python -m pytest $(TESTS) $(SANITIZED)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

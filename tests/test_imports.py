@@ -9,7 +9,7 @@ import hypermlp
 
 ROOT = Path(hypermlp.__file__).parent
 LEVELS = [
-    {"errors", "paper", "label", "config"},
+    {"errors", "cache", "paper", "label", "config"},
     {"ops", "reporting"},
     {"layers", "testing", "jobs"},
     {"models"},

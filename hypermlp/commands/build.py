@@ -1,31 +1,22 @@
-"""``hypermlp build``: builds the CPU kernels ahead of their first use, and reports."""
+"""``hypermlp build``: build the CPU kernels before their first use, and report."""
 
 import argparse
 import time
 
-from hypermlp.errors import UserError
 from hypermlp.ops import build, native
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--force", action="store_true", help="build even if a library is there")
+    parser.add_argument("--force", action="store_true", help="build even if the library exists")
 
 
 def main(args: argparse.Namespace) -> None:
-    try:
-        path = build.library_path()
-        if args.force:
-            path.unlink(missing_ok=True)
-        was_there = path.exists()
-        began = time.monotonic()
-        build.build(quiet=True)
-        native.load()
-    except build.BuildError as error:
-        raise UserError(error) from error
+    existed = build.library_path().exists() and not args.force
+    began = time.monotonic()
+    path = build.build(quiet=True, force=args.force)
+    seconds = time.monotonic() - began
+    native.load()
     print(f"library   {path}")
     print(f"flags     {' '.join((*build.FLAGS, *build.extra_flags()))}")
-    print(
-        "state     "
-        + ("it was there" if was_there else f"built in {time.monotonic() - began:.1f} s")
-        + ", loads, backend 'native' is available"
-    )
+    state = "it existed" if existed else f"built in {seconds:.1f} s"
+    print(f"state     {state}, loads, backend 'native' is available")

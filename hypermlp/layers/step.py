@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 
 MAX_POSITIONS = 4  # of a sequence: the kernel takes them one by one
 MAX_ROWS = 32  # of the batch: for more, ordinary matrix products are faster
+NO_OFFSETS = (-1, -1, -1, -1)
 
 _MIXES = ", ".join(f"Tensor? {field}{index}" for index in (1, 2) for field in ("diag", "left", "right"))
 _SCHEMA = (
     "(Tensor x, Tensor(a!)? history, SymInt past_inputs, Tensor? k_conv, Tensor? v_conv, "
-    "Tensor q_weight, Tensor k_weight, Tensor v_weight, Tensor o_weight, Tensor? gate_weight, Tensor? "
-    "gate_bias, "
+    "Tensor q_weight, Tensor k_weight, Tensor v_weight, Tensor o_weight, "
+    "Tensor? gate_weight, Tensor? gate_bias, "
+    "SymInt q_gate, SymInt output_gate, SymInt mix1_gate, SymInt mix2_gate, "
     f"Tensor(b!) keys, Tensor(c!) values, SymInt past, {_MIXES}, Tensor? starts, Tensor? reach, "
     "str activation, str layout, float eps) -> Tensor"
 )
@@ -89,7 +91,7 @@ def native_step(layer: "Mixer", x: Tensor, state: MixerState, visibility: Visibi
         _native_step,
         *(x, history, past_inputs, layer.k_conv, layer.v_conv),
         *(layer.q_proj.weight, layer.k_proj.weight, layer.v_proj.weight, layer.o_proj.weight),
-        *((None, None) if gates is None else (gates.weight, gates.bias)),
+        *((None, None, *NO_OFFSETS) if gates is None else (gates.weight, gates.bias, *gates.offsets())),
         *(keys, values, past, *parameters[0], *parameters[1]),
         *(visibility.rows, visibility.reach, config.activation, config.layout, config.eps),
     )

@@ -1,12 +1,13 @@
-"""Builds the C++ kernels once, on first use, and keeps them in the user's cache.
+"""Build the C++ kernels once, on first use, and keep them in the user's cache.
 
-Nothing is compiled at install or import. The library is named by a hash of what it depends on: sources,
-flags, torch, processor. It is built aside and renamed, so a half-written one is never loaded; a lock lets
-processes that start together build once, and a process that waits too long for it builds on its own. A
-compiler is needed only to build.
+Nothing is compiled at install or import. The name of the library contains a hash of the sources, the flags,
+PyTorch and the processor, and a hash of the compiler. The library is built aside and renamed, so that a
+half-written one is never loaded. A lock lets processes that start together build once; a process that waits
+too long for the lock builds on its own.
 """
 
 import contextlib
+import functools
 import hashlib
 import os
 import shlex
@@ -21,28 +22,21 @@ from pathlib import Path
 
 import torch
 
+from hypermlp.cache import cache_directory
+from hypermlp.errors import UserError
+
 SOURCES = Path(__file__).parent / "csrc"
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC")
-TORCH_ABI = "-DTORCH_TARGET_VERSION=0x020a000000000000"  # 2.10, the oldest that we take
+TORCH_ABI = "-DTORCH_TARGET_VERSION=0x020a000000000000"  # 2.10, the oldest supported version
 LOCK_SECONDS = 120.0
 
 
-class BuildError(RuntimeError):
-    """Why there is no library."""
-
-
-def cache_directory() -> Path:
-    """``HYPERMLP_CACHE``, or a folder in the user's cache."""
-    if chosen := os.environ.get("HYPERMLP_CACHE"):
-        return Path(chosen)
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hypermlp"
-    except RuntimeError as error:
-        raise BuildError(f"there is no cache folder: {error}; name one in HYPERMLP_CACHE") from error
+class BuildError(UserError):
+    """The kernels cannot be built; the message says why."""
 
 
 def compiler() -> list[str]:
-    """``CXX``, which may have arguments, or the first compiler found."""
+    """Return the command of the C++ compiler: ``CXX``, which may have arguments, or the first one found."""
     candidates = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
     for name in candidates:
         program, *arguments = shlex.split(name)
@@ -52,47 +46,44 @@ def compiler() -> list[str]:
 
 
 def extra_flags() -> tuple[str, ...]:
-    """``HYPERMLP_CXXFLAGS``, for instance for a sanitizer."""
+    """Return the flags in ``HYPERMLP_CXXFLAGS``, for instance for a sanitizer."""
     return tuple(os.environ.get("HYPERMLP_CXXFLAGS", "").split())
 
 
-def _torch_flags() -> list[str]:
-    """Where the installed PyTorch has its headers and the library that the process has loaded already."""
-    folder = Path(torch.__file__).parent
-    return [TORCH_ABI, f"-I{folder / 'include'}", f"-L{folder / 'lib'}"]
-
-
 def library_path() -> Path:
-    """Where the library of these sources, this torch and this processor is, or will be.
+    """Return the path of the library for these sources, flags, PyTorch, processor and compiler.
 
-    One that is there needs no compiler.
+    The library need not exist yet. Without a compiler, return the newest existing library that fits all the
+    rest: only building needs a compiler. Raise BuildError if there is neither.
     """
-    key = hashlib.sha256(
-        "\0".join((torch.__version__, _processor(), *FLAGS, TORCH_ABI, *extra_flags())).encode()
-    )
-    for source in sorted(SOURCES.iterdir()):
-        key.update(source.name.encode() + b"\0" + source.read_bytes())
-    return cache_directory() / f"kernels-{key.hexdigest()[:16]}.so"
-
-
-def _processor() -> str:
-    """What -march=native sees."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return torch.backends.cpu.get_cpu_capability()
-    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+        folder = cache_directory() / "kernels"
+    except UserError as error:
+        raise BuildError(str(error)) from error
+    sources = [source.name.encode() + b"\0" + source.read_bytes() for source in sorted(SOURCES.iterdir())]
+    settings = [torch.__version__, _processor(), *FLAGS, TORCH_ABI, *extra_flags()]
+    stem = f"kernels-{_digest(*(setting.encode() for setting in settings), *sources):.12}"
+    try:
+        return folder / f"{stem}-{_digest(_compiler_identity(*compiler()).encode()):.12}.so"
+    except BuildError:
+        existing = [path for path in folder.glob(f"{stem}-*.so") if _is_whole(path)]
+        if not existing:
+            raise
+        return max(existing, key=lambda path: path.stat().st_mtime)
 
 
-def build(*, quiet: bool = False) -> Path:
-    """The library, built if it is not there yet. Raises BuildError with the reason."""
+def build(*, quiet: bool = False, force: bool = False) -> Path:
+    """Return the path of the library; build it if it does not exist yet, or if ``force`` is set.
+
+    Raise BuildError with the reason if that fails.
+    """
     path = library_path()
-    if _is_whole(path):
+    if not force and _is_whole(path):
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _lock(path.with_suffix(".lock")):
-            if not _is_whole(path):
+            if force or not _is_whole(path):
                 _compile(path, quiet=quiet)
     except OSError as error:
         raise BuildError(
@@ -101,13 +92,31 @@ def build(*, quiet: bool = False) -> Path:
     return path
 
 
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+@functools.cache
+def _compiler_identity(program: str, *arguments: str) -> str:
+    """Return a text that differs between compilers: resolved path, arguments and version."""
+    version = _run([program, *arguments, "--version"], env=os.environ | {"LC_ALL": "C"})
+    return "\0".join((str(Path(program).resolve()), *arguments, version))
+
+
+def _processor() -> str:
+    """Return a description of everything that ``-march=native`` depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return torch.backends.cpu.get_cpu_capability()
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+
+
 def _compile(path: Path, *, quiet: bool) -> None:
+    command, torch_folder = [*compiler(), *FLAGS, *extra_flags()], Path(torch.__file__).parent
+    headers = [TORCH_ABI, "-isystem", str(torch_folder / "include")]
     if not quiet:
-        print(
-            f"hypermlp: building the CPU kernels in {path.parent}, once, about 10 s",
-            file=sys.stderr,
-            flush=True,
-        )
+        _report(f"building the CPU kernels in {path.parent}, once, about 10 s")
     began = time.monotonic()
     with (
         tempfile.TemporaryDirectory(dir=path.parent, suffix=".part") as aside,
@@ -115,58 +124,54 @@ def _compile(path: Path, *, quiet: bool) -> None:
     ):
         sources = sorted(SOURCES.glob("*.cpp"))
         objects = [str(Path(aside) / source.with_suffix(".o").name) for source in sources]
-        common = [*compiler(), *FLAGS, *extra_flags(), *_torch_flags()]
-        for done in [
-            threads.submit(_run, [*common, "-c", str(s), "-o", o])
-            for s, o in zip(sources, objects, strict=True)
-        ]:
-            done.result()
+        jobs = [
+            threads.submit(_run, [*command, *headers, "-c", str(source), "-o", target])
+            for source, target in zip(sources, objects, strict=True)
+        ]
+        for job in jobs:
+            job.result()
         library = Path(aside) / path.name
-        _run([*common, "-shared", *objects, "-ltorch_cpu", "-o", str(library)])
+        _run([*command, "-shared", *objects, f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-o", str(library)])
         with open(library, "rb") as file:
             os.fsync(file.fileno())
-        digest = _digest(library)
+            digest = _digest(file.read())
         os.replace(library, path)
         path.with_suffix(".sha256").write_text(digest)
     if not quiet:
-        print(f"hypermlp: built in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+        _report(f"built in {time.monotonic() - began:.0f} s")
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _report(text: str) -> None:
+    print(f"hypermlp: {text}", file=sys.stderr, flush=True)
 
 
 def _is_whole(path: Path) -> bool:
-    """Is the library there, as it was written? A damaged one would not fail to load but kill the process."""
+    """Return True if the library exists and is undamaged: loading a damaged one would kill the process."""
     checksum = path.with_suffix(".sha256")
-    return path.exists() and checksum.exists() and checksum.read_text() == _digest(path)
+    return path.exists() and checksum.exists() and checksum.read_text() == _digest(path.read_bytes())
 
 
-def _run(command: list[str]) -> None:
+def _run(command: list[str], env: dict[str, str] | None = None) -> str:
+    """Run the compiler and return what it prints."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, env=env)
     except subprocess.TimeoutExpired as error:
         raise BuildError("the C++ compiler took more than 600 s") from error
     except OSError as error:
         raise BuildError(f"the C++ compiler {command[0]} cannot be run: {error}") from error
     if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()[
-            -1:
-        ]
-        raise BuildError(
-            f"the C++ compiler failed: {' '.join(lines[:1]).strip()}; the command was {' '.join(command)}"
-        )
+        lines = done.stderr.splitlines() or [f"exit code {done.returncode}"]
+        reason = next((line for line in lines if "error" in line or "cannot find" in line), lines[-1])
+        raise BuildError(f"the C++ compiler failed: {reason.strip()}; the command was {shlex.join(command)}")
+    return done.stdout
 
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold the lock file, or give up waiting after LOCK_SECONDS:
-
-    building twice is harmless, hanging is not.
-    """
+    """Hold the lock file, or go on without it after LOCK_SECONDS: building twice is harmless."""
     try:
         import fcntl
-    except ImportError:  # no such locks on this system
+    except ImportError:  # the system has no such locks
         yield
         return
     with open(path, "w") as file:

@@ -114,7 +114,7 @@ def _register(name: str, backend: str) -> ConvPair:
         x, weight1, weight2, reach = ctx.saved_tensors
         return *backward_op(grad1, grad2, x, weight1, weight2, ctx.length, reach), None, None
 
-    differentiate(name, what, backward, _save)
+    differentiate(name, f"{name}_backward", what, backward, _save)
 
     def run(
         x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None

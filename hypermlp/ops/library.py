@@ -29,15 +29,28 @@ SECOND_DERIVATIVE = (
 
 
 def define(name: str, schema: str, fake: Operator) -> Operator:
-    """Define ``hypermlp::{name}`` without kernels and return the operator."""
+    """Define ``hypermlp::{name}`` without kernels and return the operator.
+
+    ``fake`` returns empty results. PyTorch runs it as soon as one tensor is on the meta device, so tensors on
+    several devices are refused.
+    """
+
+    def checked_fake(*arguments: Any) -> Any:
+        devices = {str(x.device) for x in arguments if isinstance(x, Tensor)}
+        if len(devices) > 1:
+            raise RuntimeError(
+                f"hypermlp::{name} has tensors on {', '.join(sorted(devices))}; move them to one device"
+            )
+        return fake(*arguments)
+
     torch.library.define(f"hypermlp::{name}", schema, tags=torch.Tag.pt2_compliant_tag)
-    torch.library.register_fake(f"hypermlp::{name}", fake)
+    torch.library.register_fake(f"hypermlp::{name}", checked_fake)
     operator: Operator = getattr(torch.ops.hypermlp, name).default
     return operator
 
 
-def differentiate(name: str, what: str, backward: Operator, setup_context: Operator) -> None:
-    """Register the gradients of ``hypermlp::{name}``; ``hypermlp::{name}_backward`` itself has none.
+def differentiate(name: str, gradient: str, what: str, backward: Operator, setup_context: Operator) -> None:
+    """Register the gradients of ``hypermlp::{name}``; the operator ``hypermlp::{gradient}`` itself has none.
 
     ``what`` names the operator in the message for second derivatives.
     """
@@ -46,7 +59,7 @@ def differentiate(name: str, what: str, backward: Operator, setup_context: Opera
         raise RuntimeError(SECOND_DERIVATIVE.format(what=what))
 
     torch.library.register_autograd(f"hypermlp::{name}", backward, setup_context=setup_context)
-    torch.library.register_autograd(f"hypermlp::{name}_backward", refuse)
+    torch.library.register_autograd(f"hypermlp::{gradient}", refuse)
 
 
 def call(operator: Operator, *arguments: Any) -> Any:
@@ -96,7 +109,7 @@ def _fake_backward(grad_out: Tensor, inverse_norm: Tensor, *flat: Any) -> list[T
 def register_attention(
     name: str, forward: Forward | None = None, backward: Backward | None = None
 ) -> Callable[[Attention], Tensor]:
-    """Register ``hypermlp::{name}`` and ``hypermlp::{name}_backward``; return the function that a backend
+    """Register ``hypermlp::{name}`` and ``hypermlp::{name}_grad``; return the function that a backend
     runs.
 
     Kernels in Python run with autocast off: they choose their own precision. Without ``forward`` and
@@ -105,7 +118,7 @@ def register_attention(
     what = f"hyper_attention in backend {name!r}"
     forward_op = define(name, f"({FLAT_SCHEMA}) -> (Tensor, Tensor)", _fake)
     backward_schema = f"(Tensor grad_out, Tensor inverse_norm, {FLAT_SCHEMA}) -> Tensor[]"
-    backward_op = define(f"{name}_backward", backward_schema, _fake_backward)
+    backward_op = define(f"{name}_grad", backward_schema, _fake_backward)
     if forward is not None and backward is not None:
 
         def forward_kernel(*flat: Any) -> tuple[Tensor, Tensor]:
@@ -117,7 +130,7 @@ def register_attention(
                 return backward(grad_out, inverse_norm, Attention.unflatten(flat))
 
         torch.library.impl(f"hypermlp::{name}", "default", forward_kernel)
-        torch.library.impl(f"hypermlp::{name}_backward", "default", backward_kernel)
+        torch.library.impl(f"hypermlp::{name}_grad", "default", backward_kernel)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         arguments = Attention.unflatten(inputs)
@@ -132,7 +145,7 @@ def register_attention(
         present = (None if x is None else next(grads) for x in Attention.unflatten(flat).tensors())
         return *present, None, None, None, None  # starts, activation, layout and eps have no gradient
 
-    differentiate(name, what, run_backward, setup_context)
+    differentiate(name, f"{name}_grad", what, run_backward, setup_context)
 
     def run(arguments: Attention) -> Tensor:
         refuse_transforms(what)

@@ -1,11 +1,12 @@
 """Backend "native": the C++ kernels of csrc/, built and loaded on first use.
 
-They register themselves with the operators that ops/library.py, layers/common.py and layers/step.py define.
+The library registers its kernels with the operators ``hypermlp::native*``, which Python defines.
 docs/performance.md has the scheme and a picture of it.
 """
 
 import ctypes
 import functools
+from pathlib import Path
 
 import torch
 
@@ -14,32 +15,32 @@ from hypermlp.ops.arguments import Request
 
 
 @functools.cache
-def load() -> None:
-    """Load the kernels, built if need be. Raises BuildError with the reason."""
+def load() -> Path:
+    """Build the kernels if need be, load them and return the library's path. Raise BuildError on failure."""
     path = build.build()
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
         raise build.BuildError(
-            f"the kernels cannot be loaded: {error.__cause__ or error}; `hypermlp build --force` builds them "
-            "anew"
+            f"the kernels cannot be loaded: {error.__cause__ or error}; "
+            "run `hypermlp build --force` to build them again"
         ) from error
+    return path
 
 
 def scratch_peak() -> int:
-    """The most bytes of their own, beside PyTorch's, that the kernels held since this was last called.
+    """Return the peak of the kernels' scratch memory in bytes since the last call, and free that memory.
 
-    They start anew.
+    PyTorch's allocator does not count this memory.
     """
-    load()
-    function = ctypes.CDLL(str(build.build())).hypermlp_scratch_peak
+    function = ctypes.CDLL(str(load())).hypermlp_scratch_peak
     function.restype = ctypes.c_int64
     return int(function())
 
 
 @functools.cache
 def unavailable() -> str | None:
-    """Why the kernels cannot be used here; builds them when asked for the first time."""
+    """Return why the kernels cannot be used here, or None. The first call builds them."""
     try:
         load()
     except build.BuildError as error:

@@ -24,6 +24,7 @@ from torch.utils.data import Dataset
 from transformers import AutoTokenizer
 
 from hypermlp import __version__
+from hypermlp.cache import cache_directory
 from hypermlp.errors import UserError
 from hypermlp.train.checkpoints import file_digest
 from hypermlp.train.corpus import documents, source_files, stdlib_files
@@ -33,11 +34,6 @@ from hypermlp.train.tokenization import build_tokenizer, save_tokenizer
 SPLITS = ("train", "validation")
 IGNORED = -100  # a target that counts for nothing
 DESCRIPTION = "prepared.json"
-
-
-def default_cache() -> Path:
-    base = os.environ.get("HYPERMLP_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "hypermlp-data"
 
 
 class PreparedData:
@@ -69,8 +65,8 @@ class PreparedData:
 
 def prepare(data: DataSettings, *, quiet: bool = False) -> PreparedData:
     """The prepared data of a recipe: from the cache if it is there, or made and put there, complete or not at all."""
-    cache = Path(data.cache) if data.cache else default_cache()
-    folder = cache / _key(data)
+    folder = _prepared_folder(data)
+    cache = folder.parent
     while not _is_local_main() and not (folder / DESCRIPTION).exists():
         time.sleep(0.2)  # the first process of each machine prepares; if it fails, torchrun ends this one too
     if not (folder / DESCRIPTION).exists():
@@ -113,6 +109,17 @@ def _alive(pid: int) -> bool:
 
 def _is_local_main() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+def _prepared_folder(data: DataSettings) -> Path:
+    """Return the folder of the prepared data: in ``data.cache``, or in the folder ``data`` of our cache."""
+    key = _key(data)
+    if data.cache:
+        return Path(data.cache) / key
+    root = cache_directory()
+    # Data prepared by earlier revisions is in a folder beside the root, or in HYPERMLP_CACHE.
+    earlier = Path(os.environ.get("HYPERMLP_CACHE") or root.parent) / "hypermlp-data" / key
+    return earlier if (earlier / DESCRIPTION).exists() else root / "data" / key
 
 
 def _key(data: DataSettings) -> str:

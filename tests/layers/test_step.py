@@ -1,4 +1,4 @@
-"""The kernels that take a few new positions in one go: the same numbers as the general way, and only where they apply."""
+"""The kernel for a few new positions gives the numbers of the general path, where it applies."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_where_it_applies():
     def applies(layer=layer, x=x[:, :1]):
         return step.steps_natively(layer, x)
 
-    assert not applies()  # gradients might be asked for
+    assert not applies()  # gradients may be needed
     with torch.no_grad():
         assert applies()
         assert applies(x=x[:, :4])
@@ -49,7 +49,7 @@ def test_where_it_applies():
         assert not applies(setup("S", dtype=torch.float32)[0])
         with torch.autocast("cpu", torch.bfloat16):
             assert not applies()
-        for part in (layer.mix1, layer.v_proj):  # the kernel would not call them
+        for part in (layer.mix1, layer.v_proj):  # the kernel does not call modules
             for register in (part.register_forward_hook, part.register_forward_pre_hook):
                 handle = register(lambda *_: None)
                 assert not applies()
@@ -77,27 +77,18 @@ def test_opcheck():
         parameters = [p for mix in (layer.mix1, layer.mix2) for p in (mix.diag, mix.left, mix.right)]
         starts = torch.tensor([[0, 0], [3, 3]])
         reach = torch.tensor([[8, 9], [5, 6]])
-        arguments = (
-            new,
-            history,
-            past,
-            layer.k_conv,
-            layer.v_conv,
-            *weights,
-            layer.gates.bias,
-            keys,
-            values,
-            7,
-        )
+        arguments = (new, history, past, layer.k_conv, layer.v_conv, *weights, layer.gates.bias)
+        caches = (keys, values, 7)
+        gates = layer.gates.offsets()
         checks = torch.library.opcheck(
             torch.ops.hypermlp.native_step.default,
-            (*arguments, *parameters, starts, reach, "glu", "lag", 1e-12),
+            (*arguments, *gates, *caches, *parameters, starts, reach, "glu", "lag", 1e-12),
         )
     assert set(checks.values()) == {"SUCCESS"}
 
 
 class Cast(torch.nn.Module):
-    """A projection that returns another dtype, as an adapter might."""
+    """A projection that returns another dtype, like an adapter."""
 
     def __init__(self, linear, dtype):
         super().__init__()
@@ -125,7 +116,7 @@ def test_projections_of_another_dtype_are_not_misread(name):
     assert_close(torch.cat(outs, dim=1), full, tolerance=0.05)
 
 
-def test_a_mix_that_is_no_plain_module_is_called():
+def test_a_mix_with_a_hook_is_called():
     layer, x, state = setup()
     layer.mix1.register_forward_hook(lambda _module, _inputs, mix: mix._replace(gate=0 * mix.gate))
     with torch.no_grad():
@@ -138,7 +129,7 @@ def test_a_call_in_another_dtype_leaves_the_state_as_it_was():
     with torch.no_grad():
         full = layer(x)
         layer(x[:, :10], state=state)
-        state = state.clone()  # its buffers are exactly full
+        state = state.clone()  # its buffers are full
         layer.double()
         for count in (1, 8):
             with pytest.raises(ValueError, match=r"the state holds torch\.float32"):
@@ -148,7 +139,7 @@ def test_a_call_in_another_dtype_leaves_the_state_as_it_was():
     assert_close(torch.cat(outs, dim=1), full[:, 10:], tolerance=1e-4)
 
 
-def test_a_step_over_tensors_saved_for_backward_is_noticed():
+def test_a_step_over_tensors_saved_for_backward_raises():
     layer, x, state = setup()
     out = layer(x[:, :10], state=state)
     state.detach().crop(8)

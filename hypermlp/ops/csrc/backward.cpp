@@ -1,26 +1,30 @@
-// Backward: each (batch, head) walks its row blocks, recomputes them and adds up its gradients in place. No two threads
-// write the same number, and the mixes' gradients are kept per batch item, then summed in order: results do not depend on timing.
+// Backward: threads take (batch, head) items. An item walks its row blocks, recomputes them and adds up its
+// gradients in place. No two threads write the same number, and the gradients of the mixes are kept per batch
+// item and then added in order, so the result does not depend on timing.
 #include <atomic>
 
+#include "functions.h"
 #include "kernels.h"
+#include "mix.h"
 #include "packs.h"
 
 namespace hypermlp {
 
-// Gradients of one mix's parameters, for every (batch, head), in the kernels' order of slots.
+// Gradients of the parameters of one mix, for every (batch, head), in the kernels' order of slots.
 template <typename T>
-struct MixGrads {
+struct MixSums {
     int64_t heads, length, rank;
-    T *scale, *left, *right;  // [batch, heads, length], [batch, heads, length, rank] twice
+    T* scale = nullptr;                   // [batch, heads, length]
+    T *left = nullptr, *right = nullptr;  // [batch, heads, length, rank]
 
-    static size_t need(const Mix& mix, int64_t batch, int64_t heads, int64_t keys) {
-        if (!mix.diag) return 0;
+    static size_t need(const Mix<T>& mix, int64_t batch, int64_t heads, int64_t keys) {
+        if (!mix.exists()) return 0;
         const int64_t rows = batch * heads * padded<T>(std::min(mix.slots, keys));
         return Scratch::need<T>(rows) + 2 * Scratch::need<T>(rows * mix.rank);
     }
-    MixGrads(const Mix& mix, const PackedMix<T>& packed, int64_t batch, int64_t heads_, Scratch& scratch)
+    MixSums(const Mix<T>& mix, const PackedMix<T>& packed, int64_t batch, int64_t heads_, Scratch& scratch)
         : heads(heads_), length(packed.length), rank(packed.rank) {
-        if (!mix.diag) return;
+        if (!mix.exists()) return;
         const int64_t rows = batch * heads * length;
         scale = scratch.take<T>(rows);
         left = scratch.take<T>(rows * rank);
@@ -32,44 +36,53 @@ struct MixGrads {
         std::fill_n(left + first * rank, length * rank, T(0));
         std::fill_n(right + first * rank, length * rank, T(0));
     }
-    // Over the batch, into the user's order.
-    void sum(const Mix& mix, const PackedMix<T>& packed, int64_t batch, int64_t head) const {
-        sum(scale, 1, mix.grad_diag, mix.slots, packed, batch, head);
-        sum(left, rank, mix.grad_left, mix.slots, packed, batch, head);
-        sum(right, rank, mix.grad_right, mix.slots, packed, batch, head);
+    // Add up the batch, into the order of slots of the parameters.
+    void store(const MixGradients<T>& grads, int64_t slots, const PackedMix<T>& packed, int64_t batch,
+               int64_t head) const {
+        store(scale, 1, grads.diag, slots, packed, batch, head);
+        store(left, rank, grads.left, slots, packed, batch, head);
+        store(right, rank, grads.right, slots, packed, batch, head);
     }
 
   private:
-    void sum(const T* grads, int64_t width, void* to, int64_t slots, const PackedMix<T>& packed, int64_t batch, int64_t head) const {
-        T* out = static_cast<T*>(to) + head * slots * width;
+    void store(const T* sums, int64_t width, T* to, int64_t slots, const PackedMix<T>& packed, int64_t batch,
+               int64_t head) const {
+        T* out = to + head * slots * width;
         std::fill_n(out, slots * width, T(0));
         for (int64_t b = 0; b < batch; ++b) {
-            const T* from = grads + (b * heads + head) * length * width;
+            const T* from = sums + (b * heads + head) * length * width;
             for (int64_t row = 0; row < length; ++row) {
                 if (packed.slot(row) >= packed.used) continue;
-                for (int64_t x = 0; x < width; ++x) out[packed.slot(row) * width + x] += from[row * width + x];
+                for (int64_t x = 0; x < width; ++x)
+                    out[packed.slot(row) * width + x] += from[row * width + x];
             }
         }
     }
 };
 
-// Gradients of one mix: grad (of y R) <- grad of y. y: before the mix; inner, gated: of the forward.
+// The backward of one mix, for one head.
 template <typename T>
 struct HeadMixGrad {
-    HeadMix<T> mix, transposed;
+    HeadMix<T> mix, reversed;
     T *scale, *left, *right;
-    Strided gate;
+    Strided<T> gate;
 
-    HeadMixGrad(const Mix& m, const PackedMix<T>& packed, const MixGrads<T>& grads, int64_t batch, int64_t head, bool transpose)
-        : mix(m, packed, batch, head, transpose), transposed(m, packed, batch, head, !transpose), gate(m.grad_gate) {
-        const int64_t first = (batch * grads.heads + head) * grads.length;
-        scale = grads.scale + first;
-        left = (transpose ? grads.right : grads.left) + first * m.rank;
-        right = (transpose ? grads.left : grads.right) + first * m.rank;
+    HeadMixGrad(const Mix<T>& m, const PackedMix<T>& packed, const MixSums<T>& sums,
+                const Strided<T>& grad_gate, int64_t batch, int64_t head, Direction direction)
+        : mix(m, packed, batch, head, direction),
+          reversed(m, packed, batch, head, opposite(direction)),
+          gate(grad_gate) {
+        const int64_t first = (batch * sums.heads + head) * sums.length;
+        const bool straight = direction == Direction::kStraight;
+        scale = sums.scale + first;
+        left = (straight ? sums.left : sums.right) + first * m.rank;
+        right = (straight ? sums.right : sums.left) + first * m.rank;
     }
 
-    // panels: room for [rows, rank]
-    void apply(const Block<T>& b, const T* y, const T* inner, const T* gated, T* grad, T* grad_inner, T* grad_gated, T* panels) const {
+    // Replace the gradient of y R by that of y, and add to those of the parameters. y is the input of the
+    // mix; inner and gated come from its forward; panels has room for [rows, rank].
+    void apply(const Block<T>& b, const T* y, const T* inner, const T* gated, T* grad, T* grad_inner,
+               T* grad_gated, T* panels) const {
         const int64_t skip = mix.first_column(b), row0 = mix.first_row(b), ld = padded<T>(mix.rank);
         for (int64_t row = 0; row < b.rows; ++row) {
             const T *cells = b.aligned(y, row) + skip, *grads = b.aligned(grad, row) + skip;
@@ -79,81 +92,110 @@ struct HeadMixGrad {
             for (int64_t c = from; c < to; ++c) sums[c] += cells[c] * grads[c];
         }
         outer(b, grad, gated, panels, right + row0 * mix.rank);
-        transposed.inner(b, grad, grad_inner, grad_gated);
+        reversed.inner(b, grad, grad_inner, grad_gated);
         outer(b, y, grad_gated, panels, left + row0 * mix.rank);
-        transposed.update(b, grad, grad_gated, grad);
+        reversed.update(b, grad, grad_gated, grad);
         for (int64_t row = 0; row < b.rows; ++row) {
-            T* g = gate.at<T>(mix.batch, b.first_query + row, mix.head);
+            T* g = gate.at(mix.batch, b.first_query + row, mix.head);
             for (int64_t r = 0; r < mix.rank; ++r) g[r] = grad_inner[row * ld + r] * inner[row * ld + r];
         }
     }
 
   private:
-    // sums[width, rank] += cells^T small, over the block's rows
+    // sums[width, rank] += cells^T small, over the rows of the block
     void outer(const Block<T>& b, const T* cells, const T* small, T* panels, T* sums) const {
         const int64_t ld = padded<T>(mix.rank), step = b.rows * kPanel<T>;
-        for (int64_t r = 0; r < mix.rank; r += kPanel<T>) pack_panel<T>(b.rows, mix.rank, {small, ld, 1}, r, panels + r / kPanel<T> * step);
+        for (int64_t r = 0; r < mix.rank; r += kPanel<T>)
+            pack_panel<T>(b.rows, mix.rank, {small, ld, 1}, r, panels + r / kPanel<T> * step);
         const View<T> view = mix.view(b, cells);
-        multiply<T, Into::kAdd>(mix.width(b), mix.rank, b.rows, {view.data, view.column, view.row}, panels, step, sums, mix.rank);
+        multiply<T, Into::kAdd>(mix.width(b), mix.rank, b.rows, {view.data, view.column, view.row}, panels,
+                                step, sums, mix.rank);
     }
 };
 
+// The scratch of one row block. Buffers of scores have `cells` elements, small ones [rows, rank], wide ones
+// [rows, width].
 template <typename T>
-struct Backward {
-    const Problem& p;
-    Panels<T> keys, keys_t, values_t;
-    PackedMix<T> mix1, mix2;
-    MixGrads<T> grads1, grads2;
+struct BackwardBuffers {
+    T *before[2], *scores[2], *inner1[2], *gated1[2];  // by branch
+    T *weights, *grad;
+    T *inner2, *gated2, *grad_inner, *grad_gated, *small_panels;
+    T *grad_rows, *panels;
 
-    static size_t need(const Problem& p) {
-        const int64_t branches = p.batch * p.branches();
-        return Panels<T>::need(branches, p.keys, p.qk_dim) + Panels<T>::need(branches, p.qk_dim, p.keys) +
-               Panels<T>::need(p.batch * p.heads, p.vo_dim, p.keys) + PackedMix<T>::need(p.mix1, p.branches(), p.keys, kStraight | kTransposed) +
-               PackedMix<T>::need(p.mix2, p.heads, p.keys, kStraight | kTransposed) + MixGrads<T>::need(p.mix1, p.batch, p.branches(), p.keys) +
-               MixGrads<T>::need(p.mix2, p.batch, p.heads, p.keys);
-    }
-    Backward(const Problem& problem, Scratch& scratch)
-        : p(problem),
-          keys(p.batch, p.branches(), p.keys, p.qk_dim, scratch),
-          keys_t(p.batch, p.branches(), p.qk_dim, p.keys, scratch),
-          values_t(p.batch, p.heads, p.vo_dim, p.keys, scratch),
-          mix1(p.mix1, p.branches(), p.keys, p.lag, kStraight | kTransposed, scratch),
-          mix2(p.mix2, p.heads, p.keys, p.lag, kStraight | kTransposed, scratch),
-          grads1(p.mix1, mix1, p.batch, p.branches(), scratch),
-          grads2(p.mix2, mix2, p.batch, p.heads, scratch) {}
-
-    void block(Scratch& scratch, int64_t batch, int64_t head, int64_t first, int64_t last) const {
-        const Block<T> b(p, batch, first, last);
+    BackwardBuffers(const Problem<T>& p, const Block<T>& b, Scratch& scratch) {
         const int64_t small = b.rows * padded<T>(std::max(p.mix1.rank, p.mix2.rank));
         const int64_t wide = b.rows * padded<T>(std::max(p.vo_dim, p.qk_dim));
-        scratch.reserve(6 * Scratch::need<T>(b.cells()) + 9 * Scratch::need<T>(small) + 2 * Scratch::need<T>(wide));
-        T *before[2], *scores[2], *inner1[2], *gated1[2];
+        scratch.reserve(6 * Scratch::need<T>(b.cells()) + 9 * Scratch::need<T>(small) +
+                        2 * Scratch::need<T>(wide));
         for (int branch = 0; branch < 2; ++branch) {
             before[branch] = scratch.take<T>(b.cells());
             scores[branch] = scratch.take<T>(b.cells());
             inner1[branch] = scratch.take<T>(small);
             gated1[branch] = scratch.take<T>(small);
         }
-        T *weights = scratch.take<T>(b.cells()), *grad = scratch.take<T>(b.cells());
-        T *inner2 = scratch.take<T>(small), *gated2 = scratch.take<T>(small);
-        T *grad_inner = scratch.take<T>(small), *grad_gated = scratch.take<T>(small), *small_panels = scratch.take<T>(small);
-        T *grad_rows = scratch.take<T>(wide), *panels = scratch.take<T>(wide);
+        for (T** buffer : {&weights, &grad}) *buffer = scratch.take<T>(b.cells());
+        for (T** buffer : {&inner2, &gated2, &grad_inner, &grad_gated, &small_panels})
+            *buffer = scratch.take<T>(small);
+        for (T** buffer : {&grad_rows, &panels}) *buffer = scratch.take<T>(wide);
+    }
+};
 
-        // Recompute the scores, before and after the first mix, and the activation.
+template <typename T>
+struct Backward {
+    const Problem<T>& p;
+    const Saved<T>& saved;
+    const Gradients<T>& grads;
+    Panels<T> keys, keys_t, values_t;
+    PackedMix<T> mix1, mix2;
+    MixSums<T> sums1, sums2;
+
+    static size_t need(const Problem<T>& p) {
+        const int64_t branches = p.batch * p.branches();
+        return Panels<T>::need(branches, p.keys, p.qk_dim) + Panels<T>::need(branches, p.qk_dim, p.keys) +
+               Panels<T>::need(p.batch * p.heads, p.vo_dim, p.keys) +
+               PackedMix<T>::need(p.mix1, p.branches(), p.keys, Directions::kBoth) +
+               PackedMix<T>::need(p.mix2, p.heads, p.keys, Directions::kBoth) +
+               MixSums<T>::need(p.mix1, p.batch, p.branches(), p.keys) +
+               MixSums<T>::need(p.mix2, p.batch, p.heads, p.keys);
+    }
+    Backward(const Problem<T>& problem, const Saved<T>& saved_, const Gradients<T>& grads_, Scratch& scratch)
+        : p(problem),
+          saved(saved_),
+          grads(grads_),
+          keys(p.batch, p.branches(), p.keys, p.qk_dim, scratch),
+          keys_t(p.batch, p.branches(), p.qk_dim, p.keys, scratch),
+          values_t(p.batch, p.heads, p.vo_dim, p.keys, scratch),
+          mix1(p.mix1, p.branches(), p.keys, p.layout, Directions::kBoth, scratch),
+          mix2(p.mix2, p.heads, p.keys, p.layout, Directions::kBoth, scratch),
+          sums1(p.mix1, mix1, p.batch, p.branches(), scratch),
+          sums2(p.mix2, mix2, p.batch, p.heads, scratch) {}
+
+    void block(Scratch& scratch, int64_t batch, int64_t head, int64_t first, int64_t last) const {
+        const Block<T> b(p, batch, first, last);
+        const BackwardBuffers<T> own(p, b, scratch);
+        const T* inverse_norm = saved.inverse_norm + (head * p.batch + batch) * p.queries + first;
+        recompute(b, own, batch, head);
+        readout_gradient(b, own, inverse_norm, batch, head);
+        activation_gradient(b, own, inverse_norm);
+        scores_gradient(b, own, batch, head);
+    }
+
+    // Recompute the scores, before and after the first mix, and the activation.
+    void recompute(const Block<T>& b, const BackwardBuffers<T>& own, int64_t batch, int64_t head) const {
         for (int64_t g = head, branch = 0; g < p.branches(); g += p.heads, ++branch) {
-            T* target = p.mix1.diag ? before[branch] : scores[branch];
-            b.scores({p.q.at<const T>(batch, first, g), p.q.token, 1}, p.qk_dim, keys_t.of(batch, g), target);
-            if (p.mix1.diag) {
-                const HeadMix<T> mix(p.mix1, mix1, batch, g, false);
-                mix.inner(b, before[branch], inner1[branch], gated1[branch]);
-                mix.update(b, before[branch], gated1[branch], scores[branch]);
+            T* target = p.mix1.exists() ? own.before[branch] : own.scores[branch];
+            b.scores({p.q.at(batch, b.first_query, g), p.q.token, 1}, p.qk_dim, keys_t.of(batch, g), target);
+            if (p.mix1.exists()) {
+                const HeadMix<T> mix(p.mix1, mix1, batch, g, Direction::kStraight);
+                mix.inner(b, own.before[branch], own.inner1[branch], own.gated1[branch]);
+                mix.update(b, own.before[branch], own.gated1[branch], own.scores[branch]);
             }
         }
         for (int64_t row = 0; row < b.rows; ++row) {
-            const T *gate = b.aligned(scores[0], row), *scale = b.aligned(scores[1], row);
-            T* activation = b.aligned(weights, row);
+            const T *gate = b.aligned(own.scores[0], row), *scale = b.aligned(own.scores[1], row);
+            T* activation = b.aligned(own.weights, row);
             const int64_t from = b.begin(row), to = b.end(row);
-            if (p.glu) {
+            if (p.glu()) {
 #pragma omp simd
                 for (int64_t c = from; c < to; ++c) activation[c] = positive(gate[c]) * softplus(scale[c]);
             } else {
@@ -161,43 +203,52 @@ struct Backward {
                 for (int64_t c = from; c < to; ++c) activation[c] = positive(gate[c]);
             }
         }
-        b.mask(weights);
+        b.mask(own.weights);
+    }
 
+    // The mixed activation gives the gradient of v; then the buffer `grad` takes the gradient of the
+    // activation.
+    void readout_gradient(const Block<T>& b, const BackwardBuffers<T>& own, const T* inverse_norm,
+                          int64_t batch, int64_t head) const {
         // Rows of the output's gradient, over rho.
-        const T* inverse_norm = static_cast<const T*>(p.inverse_norm) + (head * p.batch + batch) * p.queries + first;
+        T* grad_rows = own.grad_rows;
         for (int64_t row = 0; row < b.rows; ++row) {
-            const T* g = p.grad_out.at<const T>(batch, first + row, head);
+            const T* g = saved.grad_out.at(batch, b.first_query + row, head);
             for (int64_t d = 0; d < p.vo_dim; ++d) grad_rows[row * p.vo_dim + d] = g[d] * inverse_norm[row];
         }
-
-        // Readout: the mixed activation gives grad_v; then its memory takes the gradient.
-        T* mixed = weights;
-        if (p.mix2.diag) {
-            const HeadMix<T> mix(p.mix2, mix2, batch, head, true);
-            mixed = grad;
-            mix.inner(b, weights, inner2, gated2);
-            mix.update(b, weights, gated2, mixed);
+        T* mixed = own.weights;
+        if (p.mix2.exists()) {
+            const HeadMix<T> mix(p.mix2, mix2, batch, head, Direction::kTransposed);
+            mixed = own.grad;
+            mix.inner(b, own.weights, own.inner2, own.gated2);
+            mix.update(b, own.weights, own.gated2, mixed);
         }
-        add_outer(b, mixed, {grad_rows, p.vo_dim, 1}, p.vo_dim, panels, p.grad_v.at<T>(batch, b.first_key, head), p.grad_v.token);
-        b.scores({grad_rows, p.vo_dim, 1}, p.vo_dim, values_t.of(batch, head), grad);
-        if (p.mix2.diag) {
-            const HeadMixGrad<T> mix(p.mix2, mix2, grads2, batch, head, true);
-            mix.apply(b, weights, inner2, gated2, grad, grad_inner, grad_gated, small_panels);
+        const View<T> rows{grad_rows, p.vo_dim, 1};
+        add_outer(b, mixed, rows, p.vo_dim, own.panels, grads.v.at(batch, b.first_key, head), grads.v.token);
+        b.scores(rows, p.vo_dim, values_t.of(batch, head), own.grad);
+        if (p.mix2.exists()) {
+            const HeadMixGrad<T> mix(p.mix2, mix2, sums2, grads.mix2.gate, batch, head,
+                                     Direction::kTransposed);
+            mix.apply(b, own.weights, own.inner2, own.gated2, own.grad, own.grad_inner, own.grad_gated,
+                      own.small_panels);
         }
+    }
 
-        // Activation: the gradients take the place of the scores.
+    // Replace the scores after the first mix by their gradients.
+    void activation_gradient(const Block<T>& b, const BackwardBuffers<T>& own, const T* inverse_norm) const {
         for (int64_t row = 0; row < b.rows; ++row) {
-            T *gate = b.aligned(scores[0], row), *scale = b.aligned(scores[1], row);
-            const T *g = b.aligned(grad, row), *activation = b.aligned(weights, row);
+            T *gate = b.aligned(own.scores[0], row), *scale = b.aligned(own.scores[1], row);
+            const T *g = b.aligned(own.grad, row), *activation = b.aligned(own.weights, row);
             const int64_t from = b.begin(row), to = b.end(row);
             T dot = 0;  // <do, o>
 #pragma omp simd reduction(+ : dot)
             for (int64_t c = from; c < to; ++c) dot += g[c] * activation[c];
             const T norm = -dot * inverse_norm[row] * inverse_norm[row];
-            if (p.glu) {
+            if (p.glu()) {
 #pragma omp simd
                 for (int64_t c = from; c < to; ++c) {
-                    const T h = gate[c], s = scale[c], through = g[c] * softplus(s);  // computed on both sides: vectorises
+                    // `through` is computed for both signs of h, so that the loop vectorises.
+                    const T h = gate[c], s = scale[c], through = g[c] * softplus(s);
                     gate[c] = (h > 0 ? through : T(0)) + norm * h;
                     scale[c] = g[c] * positive(h) * sigmoid(s);
                 }
@@ -206,35 +257,45 @@ struct Backward {
                 for (int64_t c = from; c < to; ++c) gate[c] = (gate[c] > 0 ? g[c] : T(0)) + norm * gate[c];
             }
         }
+    }
 
+    // Go back through the first mix to q and k.
+    void scores_gradient(const Block<T>& b, const BackwardBuffers<T>& own, int64_t batch,
+                         int64_t head) const {
         for (int64_t g = head, branch = 0; g < p.branches(); g += p.heads, ++branch) {
-            if (p.mix1.diag) {
-                const HeadMixGrad<T> mix(p.mix1, mix1, grads1, batch, g, false);
-                mix.apply(b, before[branch], inner1[branch], gated1[branch], scores[branch], grad_inner, grad_gated, small_panels);
+            T* scores = own.scores[branch];
+            if (p.mix1.exists()) {
+                const HeadMixGrad<T> mix(p.mix1, mix1, sums1, grads.mix1.gate, batch, g,
+                                         Direction::kStraight);
+                mix.apply(b, own.before[branch], own.inner1[branch], own.gated1[branch], scores,
+                          own.grad_inner, own.grad_gated, own.small_panels);
             }
             const T* own_keys = keys.of(batch, g) + b.first_key * kPanel<T>;
-            T* grad_q = p.grad_q.at<T>(batch, first, g);
-            multiply<T, Into::kNew, Causal::kLeft>(b.rows, p.qk_dim, b.columns, {b.ordinary(scores[branch]), b.ld, 1}, own_keys, keys.step(),
-                                                   grad_q, p.grad_q.token, b.slack());
-            const View<T> q{p.q.at<const T>(batch, first, g), p.q.token, 1};
-            add_outer(b, scores[branch], q, p.qk_dim, panels, p.grad_k.at<T>(batch, b.first_key, g), p.grad_k.token);
+            multiply<T, Into::kNew, Causal::kLeft>(b.rows, p.qk_dim, b.columns, {b.ordinary(scores), b.ld, 1},
+                                                   own_keys, keys.step(), grads.q.at(batch, b.first_query, g),
+                                                   grads.q.token, b.slack());
+            const View<T> q{p.q.at(batch, b.first_query, g), p.q.token, 1};
+            add_outer(b, scores, q, p.qk_dim, own.panels, grads.k.at(batch, b.first_key, g), grads.k.token);
         }
     }
 
-    // sums[keys, width] += cells^T rows, over the block's rows. panels: room for [rows, width]
-    void add_outer(const Block<T>& b, T* cells, View<T> rows, int64_t width, T* panels, T* sums, int64_t ld) const {
+    // sums[keys, width] += cells^T rows, over the rows of the block. panels has room for [rows, width].
+    void add_outer(const Block<T>& b, T* cells, View<T> rows, int64_t width, T* panels, T* sums,
+                   int64_t ld) const {
         const int64_t step = b.rows * kPanel<T>;
-        for (int64_t d = 0; d < width; d += kPanel<T>) pack_panel<T>(b.rows, width, rows, d, panels + d / kPanel<T> * step);
-        multiply<T, Into::kAdd, Causal::kTransposed>(b.columns, width, b.rows, {b.ordinary(cells), 1, b.ld}, panels, step, sums, ld, b.slack());
+        for (int64_t d = 0; d < width; d += kPanel<T>)
+            pack_panel<T>(b.rows, width, rows, d, panels + d / kPanel<T> * step);
+        multiply<T, Into::kAdd, Causal::kTransposed>(b.columns, width, b.rows, {b.ordinary(cells), 1, b.ld},
+                                                     panels, step, sums, ld, b.slack());
     }
 
     void item(Scratch& scratch, int64_t batch, int64_t head) const {
         for (int64_t g = head; g < p.branches(); g += p.heads) {
-            clear(p.grad_k.at<T>(batch, 0, g), p.grad_k.token, p.qk_dim);
-            if (p.mix1.diag) grads1.clear(batch, g);
+            clear(grads.k.at(batch, 0, g), grads.k.token, p.qk_dim);
+            if (p.mix1.exists()) sums1.clear(batch, g);
         }
-        clear(p.grad_v.at<T>(batch, 0, head), p.grad_v.token, p.vo_dim);
-        if (p.mix2.diag) grads2.clear(batch, head);
+        clear(grads.v.at(batch, 0, head), grads.v.token, p.vo_dim);
+        if (p.mix2.exists()) sums2.clear(batch, head);
         for (int64_t first = 0; first < p.queries;) {
             const int64_t last = block_end(p, block_rows(p.keys), batch, first);
             block(scratch, batch, head, first, last);
@@ -247,38 +308,41 @@ struct Backward {
 };
 
 template <typename T>
-void backward(const Problem& p) {
+void backward(const Problem<T>& p, const Saved<T>& saved, const Gradients<T>& grads) {
     Scratch& shared = shared_scratch();
     shared.reserve(Backward<T>::need(p));
-    const Backward<T> work(p, shared);
+    const Backward<T> work(p, saved, grads, shared);
     const int64_t count = p.batch * p.heads;
     std::atomic<int64_t> next{0};
     std::atomic<bool> failed{false};
-#pragma omp parallel num_threads(static_cast<int>(std::min(p.threads, count)))
+#pragma omp parallel num_threads(static_cast <int>(std::min(p.threads, count)))
     {
-        work.keys.pack(p.k, p.batch, false);
-        work.keys_t.pack(p.k, p.batch, true);
-        work.values_t.pack(p.v, p.batch, true);
+        work.keys.pack(p.k, p.batch, PanelRows::kTokens);
+        work.keys_t.pack(p.k, p.batch, PanelRows::kWidth);
+        work.values_t.pack(p.v, p.batch, PanelRows::kWidth);
 #pragma omp barrier
         try {
-            for (int64_t i = next++; i < count; i = next++) work.item(own_scratch(), i / p.heads, i % p.heads);
-        } catch (const std::bad_alloc&) {  // may not leave the region
+            for (int64_t i = next++; i < count; i = next++)
+                work.item(own_scratch(), i / p.heads, i % p.heads);
+        } catch (const std::bad_alloc&) {  // an exception must not leave the parallel region
             failed = true;
         }
 #pragma omp barrier
-        if (p.mix1.diag) {
+        if (p.mix1.exists()) {
 #pragma omp for schedule(static)
-            for (int64_t g = 0; g < p.branches(); ++g) work.grads1.sum(p.mix1, work.mix1, p.batch, g);
+            for (int64_t g = 0; g < p.branches(); ++g)
+                work.sums1.store(grads.mix1, p.mix1.slots, work.mix1, p.batch, g);
         }
-        if (p.mix2.diag) {
+        if (p.mix2.exists()) {
 #pragma omp for schedule(static)
-            for (int64_t head = 0; head < p.heads; ++head) work.grads2.sum(p.mix2, work.mix2, p.batch, head);
+            for (int64_t head = 0; head < p.heads; ++head)
+                work.sums2.store(grads.mix2, p.mix2.slots, work.mix2, p.batch, head);
         }
     }
     if (failed) throw std::bad_alloc();
 }
 
-template void backward<float>(const Problem&);
-template void backward<double>(const Problem&);
+template void backward(const Problem<float>&, const Saved<float>&, const Gradients<float>&);
+template void backward(const Problem<double>&, const Saved<double>&, const Gradients<double>&);
 
 }  // namespace hypermlp

@@ -1,12 +1,15 @@
-// One block of score rows of one head, in a buffer that is at once in ordinary order and aligned by slot.
-// docs/performance.md has the picture; this is the twin of hypermlp/ops/block.py for one batch item and one head.
+// One block of score rows of one head, in a buffer that can be read in two ways: in ordinary order (one
+// column per key) and aligned by slot. docs/performance.md has a picture. hypermlp/ops/block.py does the same
+// for all heads of a batch.
 //
-// Between the rows is a gap of one panel. Products store whole panels, and what they store beside a row falls into the gap,
-// or on keys that the row does not see; mask() zeroes both.
+// Between the rows is a gap of one panel, because products store whole panels. What they store beside a row
+// falls into the gap, or on keys that the row does not see; mask() zeroes both.
 #pragma once
 
-#include "common.h"
+#include <algorithm>
+
 #include "gemm.h"
+#include "kernels.h"
 
 namespace hypermlp {
 
@@ -18,37 +21,43 @@ struct Block {
     const int64_t* starts;  // of these queries, or null
     bool lag;
 
-    Block(const Problem& p, int64_t batch, int64_t first, int64_t last) {
+    Block(const Problem<T>& p, int64_t batch, int64_t first, int64_t last) {
         rows = last - first;
         first_query = first;
         first_position = p.keys - p.queries + first;
         starts = p.starts ? p.starts + batch * p.queries + first : nullptr;
-        // Slots of "forward" count from the start, which all rows share. At least one column, even if nothing is visible.
-        first_key = starts ? std::min(starts[0], p.lag ? first_position : first_position + rows - 1) : 0;
+        lag = p.lag();
+        // In layout "forward" slots count from the start, which all rows share. There is at least one column,
+        // even if nothing is visible.
+        first_key = starts ? std::min(starts[0], lag ? first_position : first_position + rows - 1) : 0;
         columns = first_position + rows - first_key;
-        lag = p.lag;
         ld = columns + kPanel<T>;
         aligned_ld = lag ? ld + 1 : ld;
         aligned_offset = kPanel<T>;
         ordinary_offset = aligned_offset + (lag ? rows - 1 : 0);
     }
 
-    static int64_t cells(int64_t rows, int64_t columns) { return rows * (columns + kPanel<T> + 1) + 2 * kPanel<T>; }
-    int64_t slack() const { return columns - rows; }  // keys before the first query
+    // The size of a buffer.
+    static int64_t cells(int64_t rows, int64_t columns) {
+        return rows * (columns + kPanel<T> + 1) + 2 * kPanel<T>;
+    }
     int64_t cells() const { return cells(rows, columns); }
+    int64_t slack() const { return columns - rows; }  // keys before the first query
 
     T* ordinary(T* buffer) const { return buffer + ordinary_offset; }
     T* aligned(T* buffer, int64_t row = 0) const { return buffer + aligned_offset + row * aligned_ld; }
-    const T* aligned(const T* buffer, int64_t row = 0) const { return buffer + aligned_offset + row * aligned_ld; }
+    const T* aligned(const T* buffer, int64_t row = 0) const {
+        return buffer + aligned_offset + row * aligned_ld;
+    }
 
-    // The visible slots of a row: columns [begin, end) of the aligned view.
+    // The visible slots of a row are the columns [begin, end) of the aligned view.
     int64_t visible(int64_t row) const {
         return std::max<int64_t>(0, first_position + row + 1 - (starts ? starts[row] : first_key));
     }
     int64_t begin(int64_t row) const { return lag ? columns - visible(row) : 0; }
     int64_t end(int64_t row) const { return lag ? columns : visible(row); }
 
-    // Zero every cell that is no visible key.
+    // Zero every cell that is not a visible key.
     void mask(T* buffer) const {
         T* done = buffer;
         for (int64_t row = 0; row < rows; ++row) {
@@ -58,19 +67,23 @@ struct Block {
         std::fill(done, buffer + cells(), T(0));
     }
 
-    // buffer <- a b^T for all keys of the block, masked. b is packed by keys, all of the stream's.
+    // buffer <- a b^T for all keys of the block, masked. `panels` holds b packed by keys, from the first key
+    // of the stream.
     void scores(View<T> a, int64_t depth, const T* panels, T* buffer) const {
         const int64_t step = depth * kPanel<T>, before = first_key % kPanel<T>;
-        multiply<T, Into::kNew, Causal::kProduct>(rows, padded<T>(before + columns), depth, a, panels + first_key / kPanel<T> * step, step,
+        multiply<T, Into::kNew, Causal::kProduct>(rows, padded<T>(before + columns), depth, a,
+                                                  panels + first_key / kPanel<T> * step, step,
                                                   ordinary(buffer) - before, ld, before + slack());
         mask(buffer);
     }
 };
 
-// The blocks of one batch item. In layout "forward" slots count from the start, so a block holds queries of one start only.
-inline int64_t block_end(const Problem& p, int64_t block_rows, int64_t batch, int64_t first) {
-    int64_t last = std::min(first + block_rows, p.queries);
-    if (p.starts && !p.lag) {
+// The end of the block of queries that begins at `first`. In layout "forward" slots count from the start, so
+// a block holds queries of one start only.
+template <typename T>
+int64_t block_end(const Problem<T>& p, int64_t block_rows, int64_t batch, int64_t first) {
+    const int64_t last = std::min(first + block_rows, p.queries);
+    if (p.starts && !p.lag()) {
         const int64_t* starts = p.starts + batch * p.queries;
         for (int64_t i = first + 1; i < last; ++i)
             if (starts[i] != starts[first]) return i;
@@ -78,7 +91,11 @@ inline int64_t block_end(const Problem& p, int64_t block_rows, int64_t batch, in
     return last;
 }
 
-// Rows of a block, by the number of keys: measured, not derived. Multiples of kTile.
-inline int64_t block_rows(int64_t keys) { return keys <= 128 ? 36 : keys <= 1536 ? 66 : keys <= 4096 ? 96 : 48; }
+// The rows of a block, by the number of keys. Found by measuring; multiples of kTile.
+inline int64_t block_rows(int64_t keys) {
+    if (keys <= 128) return 36;
+    if (keys <= 1536) return 66;
+    return keys <= 4096 ? 96 : 48;
+}
 
 }  // namespace hypermlp

@@ -1,28 +1,39 @@
-// Decode: few queries against many keys is bound by memory, so a query reads K, V and the mixes once, in four phases:
-// scores (threads take chunks of keys, all heads at once), mixes and activation (threads take heads), readout (chunks of keys
-// again, into partial sums), and the partial sums in the order of their chunks, so that the result does not depend on timing.
+// Decode: few queries against many keys are bound by memory, so a query reads K, V and the mixes once, in
+// four phases:
+// 1. scores: threads take chunks of keys, all heads at once;
+// 2. mixes and activation: threads take heads;
+// 3. readout: threads take chunks of keys again, into partial sums;
+// 4. the partial sums are added in the order of their chunks, so that the result does not depend on timing.
+#include <algorithm>
+
+#include "functions.h"
 #include "kernels.h"
+#include "mix.h"
+#include "scratch.h"
 
 namespace hypermlp {
 
 constexpr int64_t kChunk = 128;  // keys
 
+// The mix of one head for one query.
 template <typename T>
 struct DecodeMix {
     const T *diag, *left, *right, *gate;
     int64_t rank;
 
-    DecodeMix(const Mix& mix, int64_t row, int64_t queries, int64_t head, bool transpose) {  // row: batch * queries + query
+    DecodeMix(const Mix<T>& mix, int64_t batch, int64_t query, int64_t head, Direction direction) {
+        const bool straight = direction == Direction::kStraight;
         rank = mix.rank;
-        diag = static_cast<const T*>(mix.diag) + head * mix.slots;
-        left = static_cast<const T*>(transpose ? mix.right : mix.left) + head * mix.slots * rank;
-        right = static_cast<const T*>(transpose ? mix.left : mix.right) + head * mix.slots * rank;
-        gate = mix.gate.at<const T>(row / queries, row % queries, head);
+        diag = mix.diag + head * mix.slots;
+        left = (straight ? mix.left : mix.right) + head * mix.slots * rank;
+        right = (straight ? mix.right : mix.left) + head * mix.slots * rank;
+        gate = mix.gate.at(batch, query, head);
     }
 
-    // y <- y R; y has one number per visible key, oldest first. inner has room for rank numbers.
-    void apply(T* y, int64_t count, bool lag, T* inner) const {
-        // Slots run against the keys in lag order.
+    // y <- y R. y has one number per visible key, oldest first; inner has room for `rank` numbers.
+    void apply(T* y, int64_t count, Layout layout, T* inner) const {
+        // In layout "lag" slots run against the order of the keys.
+        const bool lag = layout == Layout::kLag;
         const int64_t first = lag ? count - 1 : 0, step = lag ? -1 : 1;
         std::fill(inner, inner + rank, T(0));
         for (int64_t i = 0; i < count; ++i) {
@@ -45,15 +56,23 @@ struct DecodeMix {
 
 template <typename T>
 struct Decode {
-    const Problem& p;
+    const Problem<T>& p;
+    const Output<T>& output;
+    const Strided<const T>& out_gate;
     int64_t rows, chunks, branches;  // rows: (batch, query) pairs
-    T *scores, *partial, *inner;     // [rows, branches, keys], [rows, chunks, heads, vo_dim], [rows, heads, rank]
+    T* scores;                       // [rows, branches, keys]
+    T* partial;                      // [rows, chunks, heads, vo_dim]
+    T* inner;                        // [rows, heads, rank]
 
-    Decode(const Problem& problem, Scratch& scratch) : p(problem) {
+    Decode(const Problem<T>& problem, const Output<T>& output_, const Strided<const T>& out_gate_,
+           Scratch& scratch)
+        : p(problem), output(output_), out_gate(out_gate_) {
         rows = p.batch * p.queries;
         chunks = (p.keys + kChunk - 1) / kChunk;
-        branches = p.glu ? 2 * p.heads : p.heads;
-        const int64_t rank = std::max(p.mix1.rank, p.mix2.rank), sizes[] = {rows * branches * p.keys, rows * chunks * p.heads * p.vo_dim, rows * p.heads * rank};
+        branches = p.branches();
+        const int64_t rank = std::max(p.mix1.rank, p.mix2.rank);
+        const int64_t sizes[] = {rows * branches * p.keys, rows * chunks * p.heads * p.vo_dim,
+                                 rows * p.heads * rank};
         scratch.reserve(Scratch::need<T>(sizes[0]) + Scratch::need<T>(sizes[1]) + Scratch::need<T>(sizes[2]));
         scores = scratch.take<T>(sizes[0]);
         partial = scratch.take<T>(sizes[1]);
@@ -63,11 +82,12 @@ struct Decode {
     int64_t start(int64_t row) const { return p.starts ? p.starts[row] : 0; }
     int64_t end(int64_t row) const { return p.keys - p.queries + row % p.queries + 1; }
     T* score(int64_t row, int64_t branch) const { return scores + (row * branches + branch) * p.keys; }
+    T& inverse_norm(int64_t row, int64_t head) const { return output.inverse_norm[head * rows + row]; }
 
     void chunk_scores(int64_t row, int64_t chunk) const {
-        const int64_t from = std::max(start(row), chunk * kChunk), to = std::min(end(row), (chunk + 1) * kChunk);
-        const T* q = static_cast<const T*>(p.q.data) + row / p.queries * p.q.batch + row % p.queries * p.q.token;
-        const T* k = static_cast<const T*>(p.k.data) + row / p.queries * p.k.batch;
+        const int64_t from = std::max(start(row), chunk * kChunk);
+        const int64_t to = std::min(end(row), (chunk + 1) * kChunk);
+        const T *q = p.q.at(row / p.queries, row % p.queries), *k = p.k.at(row / p.queries, 0);
         for (int64_t key = from; key < to; ++key)
             for (int64_t g = 0; g < branches; ++g) {
                 const T *query = q + g * p.q.head, *values = k + key * p.k.token + g * p.k.head;
@@ -79,13 +99,17 @@ struct Decode {
     }
 
     void weights(int64_t row, int64_t head) const {
+        const int64_t batch = row / p.queries, query = row % p.queries;
         const int64_t count = end(row) - start(row), rank = std::max(p.mix1.rank, p.mix2.rank);
         T *gate = score(row, head) + start(row), *room = inner + (row * p.heads + head) * rank, squares = 0;
-        if (p.mix1.diag)
-            for (int64_t g = head; g < branches; g += p.heads) DecodeMix<T>(p.mix1, row, p.queries, g, false).apply(score(row, g) + start(row), count, p.lag, room);
+        if (p.mix1.exists())
+            for (int64_t g = head; g < branches; g += p.heads) {
+                const DecodeMix<T> mix(p.mix1, batch, query, g, Direction::kStraight);
+                mix.apply(score(row, g) + start(row), count, p.layout, room);
+            }
 #pragma omp simd reduction(+ : squares)
         for (int64_t i = 0; i < count; ++i) squares += gate[i] * gate[i];
-        if (p.glu) {
+        if (p.glu()) {
             const T* scale = score(row, head + p.heads) + start(row);
 #pragma omp simd
             for (int64_t i = 0; i < count; ++i) gate[i] = positive(gate[i]) * softplus(scale[i]);
@@ -94,14 +118,15 @@ struct Decode {
             for (int64_t i = 0; i < count; ++i) gate[i] = positive(gate[i]);
         }
         inverse_norm(row, head) = 1 / std::sqrt(squares + T(p.eps));
-        if (p.mix2.diag) DecodeMix<T>(p.mix2, row, p.queries, head, true).apply(gate, count, p.lag, room);
+        if (p.mix2.exists())
+            DecodeMix<T>(p.mix2, batch, query, head, Direction::kTransposed)
+                .apply(gate, count, p.layout, room);
     }
 
-    T& inverse_norm(int64_t row, int64_t head) const { return static_cast<T*>(p.inverse_norm)[head * rows + row]; }
-
     void chunk_readout(int64_t row, int64_t chunk) const {
-        const int64_t from = std::max(start(row), chunk * kChunk), to = std::min(end(row), (chunk + 1) * kChunk);
-        const T* v = static_cast<const T*>(p.v.data) + row / p.queries * p.v.batch;
+        const int64_t from = std::max(start(row), chunk * kChunk);
+        const int64_t to = std::min(end(row), (chunk + 1) * kChunk);
+        const T* v = p.v.at(row / p.queries, 0);
         T* sums = partial + (row * chunks + chunk) * p.heads * p.vo_dim;
         std::fill(sums, sums + p.heads * p.vo_dim, T(0));
         for (int64_t key = from; key < to; ++key)
@@ -115,7 +140,7 @@ struct Decode {
     }
 
     void reduce(int64_t row, int64_t head) const {
-        T* out = static_cast<T*>(p.out.data) + row / p.queries * p.out.batch + row % p.queries * p.out.token + head * p.out.head;
+        T* out = output.out.at(row / p.queries, row % p.queries, head);
         const T factor = inverse_norm(row, head);
         std::fill(out, out + p.vo_dim, T(0));
         for (int64_t chunk = 0; chunk < chunks; ++chunk) {
@@ -123,8 +148,8 @@ struct Decode {
 #pragma omp simd
             for (int64_t d = 0; d < p.vo_dim; ++d) out[d] += factor * sum[d];
         }
-        if (p.out_gate.data) {
-            const T* gate = p.out_gate.at<const T>(row / p.queries, row % p.queries, head);
+        if (out_gate.data) {
+            const T* gate = out_gate.at(row / p.queries, row % p.queries, head);
             for (int64_t d = 0; d < p.vo_dim; ++d) out[d] *= gate[d];
         }
     }
@@ -146,11 +171,11 @@ struct Decode {
 };
 
 template <typename T>
-void decode(const Problem& p) {
-    Decode<T>(p, own_scratch()).run();
+void decode(const Problem<T>& p, const Output<T>& output, const Strided<const T>& out_gate) {
+    Decode<T>(p, output, out_gate, own_scratch()).run();
 }
 
-template void decode<float>(const Problem&);
-template void decode<double>(const Problem&);
+template void decode(const Problem<float>&, const Output<float>&, const Strided<const float>&);
+template void decode(const Problem<double>&, const Output<double>&, const Strided<const double>&);
 
 }  // namespace hypermlp

@@ -1,28 +1,35 @@
-// Forward: threads take (batch, head, row block) items, the longest rows first; each item lives in its thread's scratch.
+// Forward: threads take (batch, head, row block) items, those with the longest rows first. Each item lives in
+// its thread's scratch.
 #include <atomic>
 #include <vector>
 
+#include "functions.h"
 #include "kernels.h"
+#include "mix.h"
 #include "packs.h"
 
 namespace hypermlp {
 
 template <typename T>
 struct Forward {
-    const Problem& p;
+    const Problem<T>& p;
+    const Output<T>& output;
     Panels<T> keys, values;
     PackedMix<T> mix1, mix2;
 
-    static size_t need(const Problem& p) {
-        return Panels<T>::need(p.batch * p.branches(), p.qk_dim, p.keys) + Panels<T>::need(p.batch * p.heads, p.keys, p.vo_dim) +
-               PackedMix<T>::need(p.mix1, p.branches(), p.keys, kStraight) + PackedMix<T>::need(p.mix2, p.heads, p.keys, kTransposed);
+    static size_t need(const Problem<T>& p) {
+        return Panels<T>::need(p.batch * p.branches(), p.qk_dim, p.keys) +
+               Panels<T>::need(p.batch * p.heads, p.keys, p.vo_dim) +
+               PackedMix<T>::need(p.mix1, p.branches(), p.keys, Directions::kStraight) +
+               PackedMix<T>::need(p.mix2, p.heads, p.keys, Directions::kTransposed);
     }
-    Forward(const Problem& problem, Scratch& scratch)
+    Forward(const Problem<T>& problem, const Output<T>& output_, Scratch& scratch)
         : p(problem),
+          output(output_),
           keys(p.batch, p.branches(), p.qk_dim, p.keys, scratch),
           values(p.batch, p.heads, p.keys, p.vo_dim, scratch),
-          mix1(p.mix1, p.branches(), p.keys, p.lag, kStraight, scratch),
-          mix2(p.mix2, p.heads, p.keys, p.lag, kTransposed, scratch) {}
+          mix1(p.mix1, p.branches(), p.keys, p.layout, Directions::kStraight, scratch),
+          mix2(p.mix2, p.heads, p.keys, p.layout, Directions::kTransposed, scratch) {}
 
     void item(Scratch& scratch, int64_t batch, int64_t head, int64_t first, int64_t last) const {
         const Block<T> b(p, batch, first, last);
@@ -32,33 +39,37 @@ struct Forward {
         T *inner = scratch.take<T>(small), *gated = scratch.take<T>(small);
 
         for (int64_t g = head, branch = 0; g < p.branches(); g += p.heads, ++branch) {
-            b.scores({p.q.at<const T>(batch, first, g), p.q.token, 1}, p.qk_dim, keys.of(batch, g), scores[branch]);
-            if (p.mix1.diag) {
-                const HeadMix<T> mix(p.mix1, mix1, batch, g, false);
+            b.scores({p.q.at(batch, first, g), p.q.token, 1}, p.qk_dim, keys.of(batch, g), scores[branch]);
+            if (p.mix1.exists()) {
+                const HeadMix<T> mix(p.mix1, mix1, batch, g, Direction::kStraight);
                 mix.inner(b, scores[branch], inner, gated);
                 mix.update(b, scores[branch], gated, scores[branch]);
             }
         }
 
-        T* inverse_norm = static_cast<T*>(p.inverse_norm) + (head * p.batch + batch) * p.queries + first;
-        for (int64_t row = 0; row < b.rows; ++row) inverse_norm[row] = activate(b.begin(row), b.end(row), b.aligned(scores[0], row), b.aligned(scores[1], row));
+        T* inverse_norm = output.inverse_norm + (head * p.batch + batch) * p.queries + first;
+        for (int64_t row = 0; row < b.rows; ++row)
+            inverse_norm[row] =
+                activate(b.begin(row), b.end(row), b.aligned(scores[0], row), b.aligned(scores[1], row));
 
-        if (p.mix2.diag) {
-            const HeadMix<T> mix(p.mix2, mix2, batch, head, true);
+        if (p.mix2.exists()) {
+            const HeadMix<T> mix(p.mix2, mix2, batch, head, Direction::kTransposed);
             mix.inner(b, scores[0], inner, gated);
             mix.update(b, scores[0], gated, scores[0]);
         }
-        T* out = p.out.at<T>(batch, first, head);
+        T* out = output.out.at(batch, first, head);
+        const int64_t ld = output.out.token;
         multiply<T, Into::kNew, Causal::kLeft>(b.rows, p.vo_dim, b.columns, {b.ordinary(scores[0]), b.ld, 1},
-                                               values.of(batch, head) + b.first_key * kPanel<T>, values.step(), out, p.out.token, b.slack());
+                                               values.of(batch, head) + b.first_key * kPanel<T>,
+                                               values.step(), out, ld, b.slack());
         for (int64_t row = 0; row < b.rows; ++row)
-            for (int64_t d = 0; d < p.vo_dim; ++d) out[row * p.out.token + d] *= inverse_norm[row];
+            for (int64_t d = 0; d < p.vo_dim; ++d) out[row * ld + d] *= inverse_norm[row];
     }
 
-    // gate <- its activation, not yet divided by the norm; returns 1/rho.
+    // Replace gate by the activation, not yet divided by the norm. Return 1 / rho.
     T activate(int64_t from, int64_t to, T* gate, const T* scale) const {
         T sum = 0;
-        if (p.glu) {
+        if (p.glu()) {
 #pragma omp simd reduction(+ : sum)
             for (int64_t c = from; c < to; ++c) {
                 sum += gate[c] * gate[c];
@@ -80,10 +91,7 @@ struct Item {
 };
 
 template <typename T>
-void forward(const Problem& p) {
-    Scratch& shared = shared_scratch();
-    shared.reserve(Forward<T>::need(p));
-    const Forward<T> work(p, shared);
+std::vector<Item> longest_first(const Problem<T>& p) {
     std::vector<Item> items;
     for (int64_t batch = 0; batch < p.batch; ++batch)
         for (int64_t first = 0; first < p.queries;) {
@@ -91,28 +99,38 @@ void forward(const Problem& p) {
             items.push_back({batch, first, last});
             first = last;
         }
-    std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.last > b.last; });
+    std::stable_sort(items.begin(), items.end(),
+                     [](const Item& a, const Item& b) { return a.last > b.last; });
+    return items;
+}
+
+template <typename T>
+void forward(const Problem<T>& p, const Output<T>& output) {
+    Scratch& shared = shared_scratch();
+    shared.reserve(Forward<T>::need(p));
+    const Forward<T> work(p, output, shared);
+    const std::vector<Item> items = longest_first(p);
     const int64_t count = static_cast<int64_t>(items.size()) * p.heads;
     std::atomic<int64_t> next{0};
     std::atomic<bool> failed{false};
-#pragma omp parallel num_threads(static_cast<int>(std::min(p.threads, count)))
+#pragma omp parallel num_threads(static_cast <int>(std::min(p.threads, count)))
     {
-        work.keys.pack(p.k, p.batch, true);
-        work.values.pack(p.v, p.batch, false);
+        work.keys.pack(p.k, p.batch, PanelRows::kWidth);
+        work.values.pack(p.v, p.batch, PanelRows::kTokens);
 #pragma omp barrier
         try {
             for (int64_t i = next++; i < count; i = next++) {
                 const Item& item = items[i / p.heads];
                 work.item(own_scratch(), item.batch, i % p.heads, item.first, item.last);
             }
-        } catch (const std::bad_alloc&) {  // may not leave the region
+        } catch (const std::bad_alloc&) {  // an exception must not leave the parallel region
             failed = true;
         }
     }
     if (failed) throw std::bad_alloc();
 }
 
-template void forward<float>(const Problem&);
-template void forward<double>(const Problem&);
+template void forward(const Problem<float>&, const Output<float>&);
+template void forward(const Problem<double>&, const Output<double>&);
 
 }  // namespace hypermlp

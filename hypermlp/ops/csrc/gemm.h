@@ -1,9 +1,13 @@
-// Matrix products, shaped for what the kernels need: the left factor is read in place with any strides (the skewed score
-// buffer and its transpose included), the right one lies in panels, which are packed once and then used by every row block.
+// Matrix products for the kernels. The left factor is read in place with any strides (also the skewed score
+// buffer and its transpose). The right factor lies in panels, which are packed once and used by every row
+// block.
 //
-// A panel is kPanel columns wide and holds its rows one after another, so the innermost loop reads it straight through:
-// element (row, column) of a packed matrix is at panels[column / kPanel * step + row * kPanel + column % kPanel]. Columns
-// are padded with zeros. One micro-kernel computes up to kTile rows times one panel in registers.
+// A panel is kPanel columns wide and holds its rows one after another, so the innermost loop reads it
+// straight through. Element (row, column) of a packed matrix is
+//
+//     panels[column / kPanel * step + row * kPanel + column % kPanel]
+//
+// Columns are padded with zeros. One micro-kernel computes up to kTile rows times one panel in registers.
 #pragma once
 
 #include <algorithm>
@@ -15,11 +19,11 @@ namespace hypermlp {
 #ifdef __AVX512F__
 constexpr int64_t kVectorBytes = 64;
 #else
-constexpr int64_t kVectorBytes = 32;  // two registers where they have 16 bytes
+constexpr int64_t kVectorBytes = 32;  // two registers on machines with 16-byte registers
 #endif
-constexpr int kTile = 6;              // 6 x 2 sums, 2 panel vectors and 1 factor: 15 of 16 registers
-constexpr int64_t kDepth = 256;       // rows of a panel that stay in the L1 cache
-constexpr int64_t kRows = 252;        // rows of the left factor that stay in the L2 cache, a multiple of kTile
+constexpr int kTile = 6;         // 6 x 2 sums, 2 panel vectors and 1 factor: 15 of 16 registers
+constexpr int64_t kDepth = 256;  // rows of a panel that stay in the L1 cache
+constexpr int64_t kRows = 252;   // rows of the left factor that stay in the L2 cache, a multiple of kTile
 
 template <typename T>
 constexpr int64_t kLanes = kVectorBytes / sizeof(T);
@@ -27,9 +31,13 @@ template <typename T>
 constexpr int64_t kPanel = 2 * kLanes<T>;
 
 template <typename T>
-int64_t in_panels(int64_t columns) { return (columns + kPanel<T> - 1) / kPanel<T>; }
+int64_t in_panels(int64_t columns) {
+    return (columns + kPanel<T> - 1) / kPanel<T>;
+}
 template <typename T>
-int64_t padded(int64_t columns) { return in_panels<T>(columns) * kPanel<T>; }
+int64_t padded(int64_t columns) {
+    return in_panels<T>(columns) * kPanel<T>;
+}
 
 template <typename T>
 struct Vector {
@@ -51,13 +59,13 @@ struct View {
 
 enum class Into { kNew, kAdd, kScaled };  // c = ab, c = c + ab, c = base * scale[column] + ab
 
-// For kScaled: base has the row stride of c, and may be c.
+// The operands of kScaled. base has the row stride of c, and may be c.
 template <typename T>
 struct Scaled {
     const T *base = nullptr, *scale = nullptr;
 };
 
-// Rows [0, M) of one panel's product.
+// The product of M rows with one panel.
 template <typename T, Into into, int M>
 void micro(int64_t depth, View<T> a, const T* panel, T* c, int64_t ldc, Scaled<T> scaled) {
     using V = Vector<T>;
@@ -76,11 +84,14 @@ void micro(int64_t depth, View<T> a, const T* panel, T* c, int64_t ldc, Scaled<T
         for (int half = 0; half < 2; ++half) {
             T* out = c + i * ldc + half * kLanes<T>;
             if (into == Into::kAdd) sum[i][half] += V::load(out);
-            if (into == Into::kScaled) sum[i][half] += V::load(scaled.base + i * ldc + half * kLanes<T>) * V::load(scaled.scale + half * kLanes<T>);
+            if (into == Into::kScaled)
+                sum[i][half] += V::load(scaled.base + i * ldc + half * kLanes<T>) *
+                                V::load(scaled.scale + half * kLanes<T>);
             V::store(out, sum[i][half]);
         }
 }
 
+// The product of `rows` rows, at most kTile, with one panel.
 template <typename T, Into into>
 void micro(int64_t rows, int64_t depth, View<T> a, const T* panel, T* c, int64_t ldc, Scaled<T> scaled) {
     switch (rows) {
@@ -93,49 +104,61 @@ void micro(int64_t rows, int64_t depth, View<T> a, const T* panel, T* c, int64_t
     }
 }
 
-// What of a product is known to be zero, or not wanted, because queries do not see later keys. i counts rows of the left
+// The part of a product that can be skipped because queries do not see later keys. i counts rows of the left
 // factor, j columns of the product, k the depth between them.
 enum class Causal {
     kNot,
-    kLeft,        // left factor, rows queries: zero unless k <= i + slack
-    kTransposed,  // left factor, rows keys: zero unless i <= k + slack
-    kProduct,     // product, rows queries: wanted where j <= i + slack
+    kLeft,        // rows of the left factor are queries: it is zero unless k <= i + slack
+    kTransposed,  // rows of the left factor are keys: it is zero unless i <= k + slack
+    kProduct,     // rows of the product are queries: it is needed where j <= i + slack
 };
 
-// c[rows, columns] from a[rows, depth] times panels[depth, columns], as `into` says. Where columns does not end with a
-// panel, nothing is stored beyond it.
+// Compute c[rows, columns] from a[rows, depth] times panels[depth, columns], as `into` says. Nothing is
+// stored beyond the last column, even if it does not end a panel.
 template <typename T, Into into = Into::kNew, Causal causal = Causal::kNot>
-void multiply(int64_t rows, int64_t columns, int64_t depth, View<T> a, const T* panels, int64_t step, T* c, int64_t ldc, int64_t slack = 0,
-              Scaled<T> scaled = {}) {
+void multiply(int64_t rows, int64_t columns, int64_t depth, View<T> a, const T* panels, int64_t step, T* c,
+              int64_t ldc, int64_t slack = 0, Scaled<T> scaled = {}) {
     for (int64_t i = kRows; i < rows; i += kRows) {
         const int64_t moved = causal == Causal::kTransposed ? slack - i : slack + i;
-        const Scaled<T> rest = into == Into::kScaled ? Scaled<T>{scaled.base + i * ldc, scaled.scale} : scaled;
-        multiply<T, into, causal>(std::min(kRows, rows - i), columns, depth, {a.data + i * a.row, a.row, a.column}, panels, step, c + i * ldc, ldc, moved, rest);
+        const Scaled<T> rest =
+            into == Into::kScaled ? Scaled<T>{scaled.base + i * ldc, scaled.scale} : scaled;
+        multiply<T, into, causal>(std::min(kRows, rows - i), columns, depth,
+                                  {a.data + i * a.row, a.row, a.column}, panels, step, c + i * ldc, ldc,
+                                  moved, rest);
     }
     rows = std::min(kRows, rows);
     if (depth > kDepth) {
         multiply<T, into, causal>(rows, columns, kDepth, a, panels, step, c, ldc, slack, scaled);
         for (int64_t k = kDepth; k < depth; k += kDepth) {
             const View<T> rest{a.data + k * a.column, a.row, a.column};
-            const int64_t moved = causal == Causal::kLeft ? slack - k : causal == Causal::kTransposed ? slack + k : slack;
-            multiply<T, Into::kAdd, causal>(rows, columns, std::min(kDepth, depth - k), rest, panels + k * kPanel<T>, step, c, ldc, moved);
+            int64_t moved = slack;
+            if (causal == Causal::kLeft) moved -= k;
+            if (causal == Causal::kTransposed) moved += k;
+            multiply<T, Into::kAdd, causal>(rows, columns, std::min(kDepth, depth - k), rest,
+                                            panels + k * kPanel<T>, step, c, ldc, moved);
         }
         return;
     }
-    // As many panels at a time as stay in the L1 cache: short ones side by side, so that c is walked along its rows.
+    // Take as many panels at a time as stay in the L1 cache: short ones side by side, so that c is walked
+    // along its rows.
     const int64_t chunk = kPanel<T> * (kDepth / std::max<int64_t>(depth, 16));
     for (int64_t from = 0; from < columns; from += chunk)
         for (int64_t i = 0; i < rows; i += kTile) {
             const int64_t tile = std::min<int64_t>(kTile, rows - i), last = i + tile - 1;
-            const int64_t begin = causal == Causal::kTransposed ? std::clamp<int64_t>(i - slack, 0, depth) : 0;
-            const int64_t end = causal == Causal::kLeft ? std::clamp<int64_t>(last + slack + 1, 0, depth) : depth;
+            const int64_t begin =
+                causal == Causal::kTransposed ? std::clamp<int64_t>(i - slack, 0, depth) : 0;
+            const int64_t end =
+                causal == Causal::kLeft ? std::clamp<int64_t>(last + slack + 1, 0, depth) : depth;
             const View<T> left{a.data + i * a.row + begin * a.column, a.row, a.column};
             for (int64_t j = from; j < std::min(from + chunk, columns); j += kPanel<T>) {
                 if (causal == Causal::kProduct && j > last + slack) break;
                 const T* panel = panels + j / kPanel<T> * step + begin * kPanel<T>;
                 T* out = c + i * ldc + j;
                 if (columns - j >= kPanel<T>) {
-                    micro<T, into>(tile, end - begin, left, panel, out, ldc, into == Into::kScaled ? Scaled<T>{scaled.base + i * ldc + j, scaled.scale + j} : Scaled<T>{});
+                    micro<T, into>(tile, end - begin, left, panel, out, ldc,
+                                   into == Into::kScaled
+                                       ? Scaled<T>{scaled.base + i * ldc + j, scaled.scale + j}
+                                       : Scaled<T>{});
                     continue;
                 }
                 T rest[kTile * kPanel<T>];
@@ -143,14 +166,17 @@ void multiply(int64_t rows, int64_t columns, int64_t depth, View<T> a, const T* 
                 for (int64_t y = 0; y < tile; ++y)
                     for (int64_t x = 0; x < columns - j; ++x) {
                         T& cell = out[y * ldc + x];
-                        const T before = into == Into::kNew ? T(0) : into == Into::kAdd ? cell : scaled.base[(i + y) * ldc + j + x] * scaled.scale[j + x];
+                        T before = 0;
+                        if (into == Into::kAdd) before = cell;
+                        if (into == Into::kScaled)
+                            before = scaled.base[(i + y) * ldc + j + x] * scaled.scale[j + x];
                         cell = before + rest[y * kPanel<T> + x];
                     }
             }
         }
 }
 
-// One panel of a[rows, columns]: columns [first, first + kPanel), zeros beyond the last.
+// Pack columns [first, first + kPanel) of a[rows, columns] into one panel, with zeros beyond the last column.
 template <typename T>
 void pack_panel(int64_t rows, int64_t columns, View<T> a, int64_t first, T* panel) {
     const int64_t count = std::min(kPanel<T>, columns - first);

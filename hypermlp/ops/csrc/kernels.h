@@ -1,44 +1,140 @@
-// The kernels, for float and double.
+// The interface of the kernels, for T = float and double. Nothing here depends on PyTorch: ops.cpp translates
+// tensors into these structs, and any C++ program can do the same (tests/ops/driver.cpp does).
 #pragma once
 
-#include "common.h"
+#include <cstdint>
 
 namespace hypermlp {
 
+// A tensor [batch, tokens, heads, width] whose last dimension is dense. Strides count elements. T is const
+// for inputs.
 template <typename T>
-void forward(const Problem&);
-template <typename T>
-void decode(const Problem&);  // forward, for few queries
-template <typename T>
-void backward(const Problem&);
+struct Strided {
+    T* data = nullptr;
+    int64_t batch = 0, token = 0, head = 0;  // strides
 
-// A whole layer for a few new positions: convolutions, projections, gates, attention over the caches, output.
+    T* at(int64_t b, int64_t t, int64_t h = 0) const { return data + b * batch + t * token + h * head; }
+    Strided<const T> read_only() const { return {data, batch, token, head}; }
+};
+
+enum class Activation { kRelu, kGlu };
+enum class Layout { kLag, kForward };  // slots count back from the query, or on from its first visible key
+
+// A sequence mix R = I + Diag(diag) + left Diag(gate) right^T. All pointers are null if there is no mix.
+template <typename T>
+struct Mix {
+    const T* diag = nullptr;   // [heads, slots]
+    const T* left = nullptr;   // [heads, slots, rank]
+    const T* right = nullptr;  // [heads, slots, rank]
+    int64_t slots = 0, rank = 0;
+    Strided<const T> gate;  // [batch, queries, heads, rank]
+
+    bool exists() const { return diag != nullptr; }
+};
+
+// The arguments of hyper_attention (ops/api.py has the formula).
+template <typename T>
+struct Problem {
+    int64_t batch = 0, heads = 0, queries = 0, keys = 0, qk_dim = 0, vo_dim = 0, threads = 1;
+    Activation activation = Activation::kRelu;
+    Layout layout = Layout::kLag;
+    double eps = 0;
+    const int64_t* starts = nullptr;  // [batch, queries], or null if every query sees all earlier keys
+    Strided<const T> q, k, v;
+    Mix<T> mix1, mix2;  // of the scores, with branches() heads; of the activation, with `heads` heads
+
+    bool glu() const { return activation == Activation::kGlu; }
+    bool lag() const { return layout == Layout::kLag; }
+    int64_t branches() const { return glu() ? 2 * heads : heads; }  // heads of q, k and mix1
+};
+
+// The results of the forward kernels.
+template <typename T>
+struct Output {
+    Strided<T> out;             // [batch, queries, heads, vo_dim]
+    T* inverse_norm = nullptr;  // [heads, batch, queries]: 1 / rho of each row
+};
+
+// The inputs of the backward kernel besides the problem.
+template <typename T>
+struct Saved {
+    Strided<const T> grad_out;        // gradient of Output::out
+    const T* inverse_norm = nullptr;  // Output::inverse_norm
+};
+
+template <typename T>
+struct MixGradients {
+    T *diag = nullptr, *left = nullptr, *right = nullptr;
+    Strided<T> gate;
+};
+
+// The results of the backward kernel: one gradient for each tensor of the problem, with its shape.
+template <typename T>
+struct Gradients {
+    Strided<T> q, k, v;
+    MixGradients<T> mix1, mix2;
+};
+
+template <typename T>
+void forward(const Problem<T>&, const Output<T>&);
+template <typename T>
+void backward(const Problem<T>&, const Saved<T>&, const Gradients<T>&);
+
+// The same as forward, faster for few queries. If `out_gate` has data, [batch, queries, heads, vo_dim], it
+// multiplies out.
+template <typename T>
+void decode(const Problem<T>&, const Output<T>&, const Strided<const T>& out_gate);
+
+// A whole layer for a few new positions: convolutions, projections, gates, attention over the caches, output
+// projection.
+template <typename T>
 struct Step {
-    Problem problem;  // k and v are the caches, which hold `keys` positions afterwards; q and out are the step's own
-    int64_t hidden, kernel, past_inputs, gate_width;
-    bool feature_gates;
-    const int64_t* reach;  // [batch, queries] or null: how many inputs the convolutions see
-    Strided x, history;    // [batch, queries, hidden]; [batch, room, hidden], null without convolutions
-    const void *k_conv, *v_conv;                                               // [hidden, kernel]
-    const void *q_weight, *k_weight, *v_weight, *o_weight, *gate_weight, *gate_bias;  // [outputs, inputs], [outputs]
-    void* out;  // [batch, queries, hidden]
-};
-template <typename T>
-void step(const Step&);
+    // `problem.keys` counts the new positions too. step() itself sets q, k, v and the gates of the mixes.
+    Problem<T> problem;
+    Strided<T> keys, values;  // the caches, [batch, room, heads, width]; the new positions are written
+    Strided<const T> x;       // [batch, queries, hidden]
+    int64_t hidden = 0;
+    T* out = nullptr;  // [batch, queries, hidden], contiguous
 
-struct Conv {
-    int64_t batch, length, past, width, kernel, threads;  // past: rows of x before the first output
-    const int64_t* reach;                                 // [batch, length] or null
-    Strided x;                                            // [batch, past + length, width]
-    const void* weight[2];                                // [width, kernel]
-    void* out[2];                                         // [batch, length, width]
-    Strided grad_out[2];
-    void* grad_x;          // [batch, past + length, width]
-    void* grad_weight[2];  // [width, kernel]
+    // The convolutions. Without them, history has no data.
+    Strided<T> history;  // cache of inputs, [batch, room, hidden]; the new positions are written
+    int64_t past_inputs = 0, kernel = 0;
+    const T *k_conv = nullptr, *v_conv = nullptr;  // [hidden, kernel]
+    const int64_t* reach = nullptr;  // [batch, queries] or null: how many inputs the convolutions see
+
+    // Weights are [outputs, inputs].
+    const T *q_weight = nullptr, *k_weight = nullptr, *v_weight = nullptr, *o_weight = nullptr;
+
+    // One matrix computes all gates. Each gate is a range of its rows; q_gate and so on are the first row of
+    // each range, -1 if the gate is absent.
+    const T *gate_weight = nullptr, *gate_bias = nullptr;  // [gate_width, hidden], [gate_width] or null
+    int64_t gate_width = 0;
+    int64_t q_gate = -1, output_gate = -1, mix1_gate = -1, mix2_gate = -1;
 };
 template <typename T>
-void conv_forward(const Conv&);
+void step(const Step<T>&);
+
+// Two depthwise causal convolutions of one input (the function causal_conv_pair has the definition).
 template <typename T>
-void conv_backward(const Conv&);
+struct ConvPair {
+    int64_t batch = 0, length = 0, width = 0, kernel = 0, threads = 1;
+    int64_t past = 0;                         // rows of x before the first output
+    const int64_t* reach = nullptr;           // [batch, length] or null: how many positions each output sees
+    Strided<const T> x;                       // [batch, past + length, width]
+    const T* weight[2] = {nullptr, nullptr};  // [width, kernel]
+};
+
+template <typename T>
+struct ConvGradients {
+    Strided<const T> out[2];            // given: gradients of the two outputs
+    T* x = nullptr;                     // [batch, past + length, width], contiguous
+    T* weight[2] = {nullptr, nullptr};  // [width, kernel]
+};
+
+// Write the two outputs, [batch, length, width], contiguous.
+template <typename T>
+void conv_forward(const ConvPair<T>&, T* out0, T* out1);
+template <typename T>
+void conv_backward(const ConvPair<T>&, const ConvGradients<T>&);
 
 }  // namespace hypermlp

@@ -1,41 +1,63 @@
-// A sequence mix in the kernels' order: slots of "lag" newest last, like the block's columns, those of "forward" oldest first.
+// Sequence mixes in the kernels' order of slots, which is that of the aligned columns of a block: newest slot
+// last in layout "lag", oldest first in layout "forward".
 #pragma once
 
+#include <algorithm>
+
 #include "block.h"
+#include "scratch.h"
 
 namespace hypermlp {
 
-// Which way a mix is used: y R needs left in panels of rank and right in panels of slots, y R^T the other two.
-constexpr int kStraight = 1, kTransposed = 2;
+// The product that a mix is used for: y R or y R^T.
+enum class Direction { kStraight, kTransposed };
+enum class Directions { kStraight, kTransposed, kBoth };
 
-// The parameters of all heads, packed; only the slots that the keys can reach. A row of zeros stands for a slot that is not
-// there: they fill up the panels, in front for "lag", behind for "forward".
+inline Direction opposite(Direction direction) {
+    return direction == Direction::kStraight ? Direction::kTransposed : Direction::kStraight;
+}
+
+// The packed parameters of all heads, for the slots that the keys can reach. The slots are filled up with
+// rows of zeros to whole panels, in front for layout "lag", behind for "forward".
 template <typename T>
 struct PackedMix {
     int64_t rank, length = 0, used = 0;
     bool lag;
-    T *scale, *left = nullptr, *right = nullptr, *left_t = nullptr, *right_t = nullptr;  // each by heads; the matrices in panels of rank, the _t of slots
+    T* scale = nullptr;                       // 1 + diag, [heads, length]
+    T *left = nullptr, *right = nullptr;      // in panels of rank, by heads
+    T *left_t = nullptr, *right_t = nullptr;  // in panels of slots, by heads
 
     static int64_t matrix(int64_t length, int64_t rank) { return length * padded<T>(rank); }
-    static size_t need(const Mix& mix, int64_t heads, int64_t keys, int ways) {
-        if (!mix.diag) return 0;
-        const int64_t length = padded<T>(std::min(mix.slots, keys)), matrices = ways == (kStraight | kTransposed) ? 4 : 2;
-        return Scratch::need<T>(heads * length) + matrices * Scratch::need<T>(heads * matrix(length, mix.rank));
+    static size_t need(const Mix<T>& mix, int64_t heads, int64_t keys, Directions directions) {
+        if (!mix.exists()) return 0;
+        const int64_t length = padded<T>(std::min(mix.slots, keys));
+        const int64_t matrices = directions == Directions::kBoth ? 4 : 2;
+        return Scratch::need<T>(heads * length) +
+               matrices * Scratch::need<T>(heads * matrix(length, mix.rank));
     }
 
-    PackedMix(const Mix& mix, int64_t heads, int64_t keys, bool lag_order, int ways, Scratch& scratch) : rank(mix.rank), lag(lag_order) {
-        if (!mix.diag) return;
+    PackedMix(const Mix<T>& mix, int64_t heads, int64_t keys, Layout layout, Directions directions,
+              Scratch& scratch)
+        : rank(mix.rank), lag(layout == Layout::kLag) {
+        if (!mix.exists()) return;
         used = std::min(mix.slots, keys);
         length = padded<T>(used);
         scale = scratch.take<T>(heads * length);
         const int64_t room = heads * matrix(length, rank);
-        if (ways & kStraight) left = scratch.take<T>(room), right_t = scratch.take<T>(room);
-        if (ways & kTransposed) right = scratch.take<T>(room), left_t = scratch.take<T>(room);
+        if (directions != Directions::kTransposed) {
+            left = scratch.take<T>(room);
+            right_t = scratch.take<T>(room);
+        }
+        if (directions != Directions::kStraight) {
+            right = scratch.take<T>(room);
+            left_t = scratch.take<T>(room);
+        }
         for (int64_t head = 0; head < heads; ++head) {
-            const T* diag = static_cast<const T*>(mix.diag) + head * mix.slots;
-            for (int64_t row = 0; row < length; ++row) scale[head * length + row] = slot(row) < used ? 1 + diag[slot(row)] : T(0);
-            pack(static_cast<const T*>(mix.left) + head * mix.slots * rank, head, left, left_t);
-            pack(static_cast<const T*>(mix.right) + head * mix.slots * rank, head, right, right_t);
+            const T* diag = mix.diag + head * mix.slots;
+            for (int64_t row = 0; row < length; ++row)
+                scale[head * length + row] = slot(row) < used ? 1 + diag[slot(row)] : T(0);
+            pack(mix.left + head * mix.slots * rank, head, left, left_t);
+            pack(mix.right + head * mix.slots * rank, head, right, right_t);
         }
     }
 
@@ -47,49 +69,62 @@ struct PackedMix {
         for (int64_t row = 0; row < length; ++row)
             for (int64_t r = 0; r < padded<T>(rank); ++r) {
                 const T x = slot(row) < used && r < rank ? from[slot(row) * rank + r] : T(0);
-                if (rows) rows[first + r / kPanel<T> * length * kPanel<T> + row * kPanel<T> + r % kPanel<T>] = x;
-                if (columns && r < rank) columns[first + row / kPanel<T> * rank * kPanel<T> + r * kPanel<T> + row % kPanel<T>] = x;
+                if (rows)
+                    rows[first + r / kPanel<T> * length * kPanel<T> + row * kPanel<T> + r % kPanel<T>] = x;
+                if (columns && r < rank)
+                    columns[first + row / kPanel<T> * rank * kPanel<T> + r * kPanel<T> + row % kPanel<T>] = x;
             }
     }
 };
 
-// A mix of one head, met with one block. Inner rows, [rows, rank], are padded to whole panels.
+// The mix of one head, for products with a block. Inner rows, [rows, rank], are padded to whole panels.
 template <typename T>
 struct HeadMix {
     const T *scale, *left, *right_t;
-    Strided gate;
+    Strided<const T> gate;
     int64_t batch, head, rank, length, used;
 
-    HeadMix(const Mix& mix, const PackedMix<T>& packed, int64_t batch_, int64_t head_, bool transpose)
-        : gate(mix.gate), batch(batch_), head(head_), rank(packed.rank), length(packed.length), used(packed.used) {
+    HeadMix(const Mix<T>& mix, const PackedMix<T>& packed, int64_t batch_, int64_t head_, Direction direction)
+        : gate(mix.gate),
+          batch(batch_),
+          head(head_),
+          rank(packed.rank),
+          length(packed.length),
+          used(packed.used) {
         const int64_t matrix = PackedMix<T>::matrix(length, rank);
+        const bool straight = direction == Direction::kStraight;
         scale = packed.scale + head * length;
-        left = (transpose ? packed.right : packed.left) + head * matrix;
-        right_t = (transpose ? packed.left_t : packed.right_t) + head * matrix;
+        left = (straight ? packed.left : packed.right) + head * matrix;
+        right_t = (straight ? packed.right_t : packed.left_t) + head * matrix;
     }
 
-    // Slots beyond the parameters are never visible: only the columns that have parameters take part.
+    // Slots beyond the parameters are never visible, so only the columns that have parameters take part.
     int64_t width(const Block<T>& b) const { return std::min(b.columns, used); }
     int64_t first_column(const Block<T>& b) const { return b.lag ? b.columns - width(b) : 0; }
     int64_t first_row(const Block<T>& b) const { return b.lag ? length - width(b) : 0; }
-    View<T> view(const Block<T>& b, const T* buffer) const { return {b.aligned(buffer) + first_column(b), b.aligned_ld, 1}; }
+    View<T> view(const Block<T>& b, const T* buffer) const {
+        return {b.aligned(buffer) + first_column(b), b.aligned_ld, 1};
+    }
 
     // inner = buffer left; gated = inner * gate
     void inner(const Block<T>& b, const T* buffer, T* inner, T* gated) const {
         const int64_t ld = padded<T>(rank);
-        multiply<T>(b.rows, ld, width(b), view(b, buffer), left + first_row(b) * kPanel<T>, length * kPanel<T>, inner, ld);
+        multiply<T>(b.rows, ld, width(b), view(b, buffer), left + first_row(b) * kPanel<T>,
+                    length * kPanel<T>, inner, ld);
         for (int64_t row = 0; row < b.rows; ++row) {
-            const T* g = gate.at<const T>(batch, b.first_query + row, head);
+            const T* g = gate.at(batch, b.first_query + row, head);
             for (int64_t r = 0; r < rank; ++r) gated[row * ld + r] = inner[row * ld + r] * g[r];
         }
     }
 
     // to <- from * scale + gated right^T, masked
     void update(const Block<T>& b, const T* from, const T* gated, T* to) const {
-        const int64_t step = rank * kPanel<T>, before = first_row(b) % kPanel<T>, first = first_row(b) - before;
+        const int64_t step = rank * kPanel<T>;
+        const int64_t before = first_row(b) % kPanel<T>, first = first_row(b) - before;
         const int64_t offset = first_column(b) - before;
-        multiply<T, Into::kScaled>(b.rows, padded<T>(before + width(b)), rank, {gated, padded<T>(rank), 1}, right_t + first / kPanel<T> * step,
-                                   step, b.aligned(to) + offset, b.aligned_ld, 0, {b.aligned(from) + offset, scale + first});
+        multiply<T, Into::kScaled>(b.rows, padded<T>(before + width(b)), rank, {gated, padded<T>(rank), 1},
+                                   right_t + first / kPanel<T> * step, step, b.aligned(to) + offset,
+                                   b.aligned_ld, 0, {b.aligned(from) + offset, scale + first});
         b.mask(to);
     }
 };

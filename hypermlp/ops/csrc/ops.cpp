@@ -1,280 +1,339 @@
-// The kernels' place in PyTorch: operators on its stable ABI, so that this compiles in seconds. Their schemas, fakes and
-// derivatives are in ops/library.py, layers/common.py and layers/step.py. Half precision is stored, float32 is computed.
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-
-#include <list>
-#include <optional>
-#include <string>
+// The kernels as PyTorch operators, on PyTorch's stable ABI, so that this file compiles in seconds. Python
+// defines their schemas, fakes and derivatives. float16 and bfloat16 are computed in float32.
 #include <tuple>
-#include <vector>
 
-#include "kernels.h"
+#include "tensors.h"
 
 namespace hypermlp {
-
-Meter meter;
-
 namespace {
 
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-using Optional = std::optional<Tensor>;
+constexpr int64_t kDecodeQueries = 4;  // up to so many queries, decode() is faster than forward()
 
-constexpr int64_t kDecodeQueries = 4;  // up to so many queries are decoded one by one, without blocks
-
-ScalarType computed(ScalarType stored) { return stored == ScalarType::Double ? ScalarType::Double : ScalarType::Float; }
-
-// The arguments of one call: tensors in the computed dtype, kept alive.
-struct Arguments {
-    ScalarType dtype;
-    std::list<Tensor> kept;
-
-    const Tensor& cast(const Tensor& x) {
-        kept.push_back(x.scalar_type() == dtype ? x : torch::stable::to(x, dtype));
-        return kept.back();
-    }
-    const Tensor& contiguous(const Tensor& x) {
-        const Tensor& y = cast(x);
-        if (!y.is_contiguous()) kept.back() = torch::stable::contiguous(y);
-        return kept.back();
-    }
-    // [batch, tokens, width] or [batch, tokens, heads, width]: itself, if the last dimension is dense.
-    Strided strided(const Tensor& x) {
-        const Tensor& y = cast(x);
-        if (y.stride(y.dim() - 1) != 1) kept.back() = torch::stable::contiguous(y);
-        const Tensor& z = kept.back();
-        return {z.data_ptr(), z.stride(0), z.stride(1), z.dim() == 4 ? z.stride(2) : 0};
-    }
+// A mix as the schemas list it; `index` is "1" or "2".
+struct MixTensors {
+    const char* index;
+    const Optional &diag, &left, &right, &gate;
 };
 
-// A new tensor, without a look-up of the operator that makes one: a step of decoding makes three.
-Tensor fresh(const std::vector<int64_t>& shape, ScalarType dtype) {
-    std::vector<int64_t> strides(shape.size(), 1);
-    for (size_t i = shape.size() - 1; i > 0; --i) strides[i - 1] = strides[i] * shape[i];
-    const int32_t kind = dtype == ScalarType::Double ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32();
-    AtenTensorHandle handle;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides.data(), kind,
-                                                           aoti_torch_device_type_cpu(), 0, &handle));
-    return Tensor(handle);
+template <typename T>
+void set_options(Problem<T>& p, const std::string& activation, const std::string& layout, double eps) {
+    require(activation == "relu" || activation == "glu", "activation must be 'relu' or 'glu'");
+    require(layout == "lag" || layout == "forward", "layout must be 'lag' or 'forward'");
+    p.activation = activation == "glu" ? Activation::kGlu : Activation::kRelu;
+    p.layout = layout == "lag" ? Layout::kLag : Layout::kForward;
+    p.eps = eps;
+    p.threads = torch::stable::get_num_threads();
 }
 
-std::vector<int64_t> shape(const Tensor& x) { return {x.sizes().begin(), x.sizes().end()}; }
-
-Tensor stored(const Tensor& x, ScalarType dtype) { return x.scalar_type() == dtype ? x : torch::stable::to(x, dtype); }
-
-Mix mix(Arguments& arguments, const Optional& diag, const Optional& left, const Optional& right, const Optional& gate) {
-    Mix m{};
-    if (!diag) return m;
-    m.diag = arguments.contiguous(*diag).data_ptr();
-    m.left = arguments.contiguous(*left).data_ptr();
-    m.right = arguments.contiguous(*right).data_ptr();
-    if (gate) m.gate = arguments.strided(*gate);
-    m.slots = left->size(1);
-    m.rank = left->size(2);
+// Check the parameters of a mix and return them, without the gate. `p` must have its starts.
+template <typename T>
+Mix<T> mix_parameters(Inputs<T>& inputs, const MixTensors& mix, int64_t heads, const Problem<T>& p) {
+    Mix<T> m;
+    const bool exists = mix.diag.has_value();
+    require(exists == mix.left.has_value() && exists == mix.right.has_value(),
+            "diag, left and right of a mix must be given together");
+    if (!exists) return m;
+    check_floats({"left", mix.index}, *mix.left, {heads, kAny, kAny});
+    m.slots = mix.left->size(1);
+    m.rank = mix.left->size(2);
+    check_floats({"diag", mix.index}, *mix.diag, {heads, m.slots});
+    check_floats({"right", mix.index}, *mix.right, {heads, m.slots, m.rank});
+    require(p.starts != nullptr || p.keys <= m.slots,
+            "a mix has fewer slots than there are keys; pass starts");
+    m.diag = inputs.contiguous(*mix.diag);
+    m.left = inputs.contiguous(*mix.left);
+    m.right = inputs.contiguous(*mix.right);
     return m;
 }
 
-void describe(Problem& p, Arguments& arguments, const Tensor& q, const Tensor& v, const Optional& starts, const std::string& activation,
-              const std::string& layout, double eps) {
-    p.batch = q.size(0);
-    p.queries = q.size(1);
+template <typename T>
+Mix<T> gated_mix(Inputs<T>& inputs, const MixTensors& mix, int64_t heads, const Problem<T>& p) {
+    Mix<T> m = mix_parameters(inputs, mix, heads, p);
+    require(m.exists() == mix.gate.has_value(), "a mix and its gate must be given together");
+    if (!m.exists()) return m;
+    check_floats({"gate", mix.index}, *mix.gate, {p.batch, p.queries, heads, m.rank});
+    m.gate = inputs.strided(*mix.gate);
+    return m;
+}
+
+template <typename T>
+Problem<T> problem(Inputs<T>& inputs, const Tensor& q, const Tensor& k, const Tensor& v,
+                   const MixTensors& mix1, const MixTensors& mix2, const Optional& starts,
+                   const std::string& activation, const std::string& layout, double eps) {
+    Problem<T> p;
+    set_options(p, activation, layout, eps);
+    check_floats("v", v, {kAny, kAny, kAny, kAny});
+    p.batch = v.size(0);
     p.keys = v.size(1);
     p.heads = v.size(2);
     p.vo_dim = v.size(3);
-    p.threads = torch::stable::get_num_threads();
-    p.glu = activation == "glu";
-    p.lag = layout == "lag";
-    p.eps = eps;
-    if (starts) {
-        arguments.kept.push_back(torch::stable::contiguous(*starts));
-        p.starts = static_cast<const int64_t*>(arguments.kept.back().data_ptr());
-    }
-}
-
-Problem problem(Arguments& arguments, const Tensor& q, const Tensor& k, const Tensor& v, const Optional& starts, const std::string& activation,
-                const std::string& layout, double eps) {
-    Problem p{};
-    describe(p, arguments, q, v, starts, activation, layout, eps);
+    check_floats("q", q, {p.batch, kAny, p.branches(), kAny});
+    p.queries = q.size(1);
     p.qk_dim = q.size(3);
-    p.q = arguments.strided(q);
-    p.k = arguments.strided(k);
-    p.v = arguments.strided(v);
+    check_floats("k", k, {p.batch, p.keys, p.branches(), p.qk_dim});
+    require(p.queries <= p.keys, "there are more queries than keys; the queries are the last positions");
+    p.starts = inputs.integers("starts", starts, p.batch, p.queries);
+    p.q = inputs.strided(q);
+    p.k = inputs.strided(k);
+    p.v = inputs.strided(v);
+    p.mix1 = gated_mix(inputs, mix1, p.branches(), p);
+    p.mix2 = gated_mix(inputs, mix2, p.heads, p);
     return p;
 }
 
-std::tuple<Tensor, Tensor> native(const Tensor& q, const Tensor& k, const Tensor& v, const Optional& diag1, const Optional& left1,
-                                  const Optional& right1, const Optional& gate1, const Optional& diag2, const Optional& left2,
-                                  const Optional& right2, const Optional& gate2, const Optional& starts, const std::string& activation,
-                                  const std::string& layout, double eps) {
-    Arguments arguments{computed(q.scalar_type()), {}};
-    Problem p = problem(arguments, q, k, v, starts, activation, layout, eps);
-    p.mix1 = mix(arguments, diag1, left1, right1, gate1);
-    p.mix2 = mix(arguments, diag2, left2, right2, gate2);
-    const Tensor out = fresh({p.batch, p.queries, p.heads, p.vo_dim}, arguments.dtype);
-    const Tensor inverse_norm = fresh({p.heads * p.batch, p.queries, 1}, arguments.dtype);
-    p.out = arguments.strided(out);
-    p.inverse_norm = inverse_norm.data_ptr();
-    const bool few = p.queries <= kDecodeQueries;
-    if (arguments.dtype == ScalarType::Double)
-        (few ? decode<double> : forward<double>)(p);
-    else
-        (few ? decode<float> : forward<float>)(p);
-    return {stored(out, q.scalar_type()), inverse_norm};
+std::tuple<Tensor, Tensor> native(const Tensor& q, const Tensor& k, const Tensor& v, const Optional& diag1,
+                                  const Optional& left1, const Optional& right1, const Optional& gate1,
+                                  const Optional& diag2, const Optional& left2, const Optional& right2,
+                                  const Optional& gate2, const Optional& starts,
+                                  const std::string& activation, const std::string& layout, double eps) {
+    return with_type(q.scalar_type(), [&](auto zero) -> std::tuple<Tensor, Tensor> {
+        using T = decltype(zero);
+        Inputs<T> inputs;
+        const MixTensors mix1{"1", diag1, left1, right1, gate1}, mix2{"2", diag2, left2, right2, gate2};
+        const Problem<T> p = problem(inputs, q, k, v, mix1, mix2, starts, activation, layout, eps);
+        const Tensor out = fresh<T>({p.batch, p.queries, p.heads, p.vo_dim});
+        const Tensor inverse_norm = fresh<T>({p.heads * p.batch, p.queries, 1});
+        const Output<T> output{strided<T>(out), data<T>(inverse_norm)};
+        if (p.queries <= kDecodeQueries)
+            decode<T>(p, output, {});
+        else
+            forward<T>(p, output);
+        return {stored(out, q.scalar_type()), inverse_norm};
+    });
 }
 
-std::vector<Tensor> native_backward(const Tensor& grad_out, const Tensor& inverse_norm, const Tensor& q, const Tensor& k, const Tensor& v, const Optional& diag1,
-                                    const Optional& left1, const Optional& right1, const Optional& gate1, const Optional& diag2,
-                                    const Optional& left2, const Optional& right2, const Optional& gate2, const Optional& starts, const std::string& activation, const std::string& layout, double eps) {
-    Arguments arguments{computed(q.scalar_type()), {}};
-    Problem p = problem(arguments, q, k, v, starts, activation, layout, eps);
-    p.mix1 = mix(arguments, diag1, left1, right1, gate1);
-    p.mix2 = mix(arguments, diag2, left2, right2, gate2);
-    p.grad_out = arguments.strided(grad_out);
-    p.inverse_norm = arguments.contiguous(inverse_norm).data_ptr();
-    std::vector<Tensor> grads;
-    const auto grad = [&](const Tensor& x) {
-        grads.push_back(fresh(shape(x), arguments.dtype));
-        return grads.back();
-    };
-    p.grad_q = arguments.strided(grad(q));
-    p.grad_k = arguments.strided(grad(k));
-    p.grad_v = arguments.strided(grad(v));
-    std::vector<ScalarType> dtypes{q.scalar_type(), k.scalar_type(), v.scalar_type()};
-    const auto mix_grads = [&](Mix& m, const Optional& diag, const Optional& left, const Optional& right, const Optional& gate) {
-        if (!diag) return;
-        m.grad_diag = grad(*diag).data_ptr();
-        m.grad_left = grad(*left).data_ptr();
-        m.grad_right = grad(*right).data_ptr();
-        m.grad_gate = arguments.strided(grad(*gate));
-        for (const Optional* x : {&diag, &left, &right, &gate}) dtypes.push_back((*x)->scalar_type());
-    };
-    mix_grads(p.mix1, diag1, left1, right1, gate1);
-    mix_grads(p.mix2, diag2, left2, right2, gate2);
-    arguments.dtype == ScalarType::Double ? backward<double>(p) : backward<float>(p);
-    for (size_t i = 0; i < grads.size(); ++i) grads[i] = stored(grads[i], dtypes[i]);
-    return grads;
+// The gradients of one call: computed in T, stored in the dtypes of their tensors.
+template <typename T>
+class GradientTensors {
+  public:
+    const Tensor& add(const Tensor& x) {
+        dtypes_.push_back(x.scalar_type());
+        return grads_.emplace_back(fresh<T>(shape(x)));
+    }
+    MixGradients<T> add(const MixTensors& mix) {
+        MixGradients<T> m;
+        if (!mix.diag) return m;
+        m.diag = data<T>(add(*mix.diag));
+        m.left = data<T>(add(*mix.left));
+        m.right = data<T>(add(*mix.right));
+        m.gate = strided<T>(add(*mix.gate));
+        return m;
+    }
+    std::vector<Tensor> stored() {
+        for (size_t i = 0; i < grads_.size(); ++i) grads_[i] = hypermlp::stored(grads_[i], dtypes_[i]);
+        return std::move(grads_);
+    }
+
+  private:
+    std::vector<Tensor> grads_;
+    std::vector<ScalarType> dtypes_;
+};
+
+std::vector<Tensor> native_grad(const Tensor& grad_out, const Tensor& inverse_norm, const Tensor& q,
+                                const Tensor& k, const Tensor& v, const Optional& diag1, const Optional& left1,
+                                const Optional& right1, const Optional& gate1, const Optional& diag2,
+                                const Optional& left2, const Optional& right2, const Optional& gate2,
+                                const Optional& starts, const std::string& activation,
+                                const std::string& layout, double eps) {
+    return with_type(q.scalar_type(), [&](auto zero) {
+        using T = decltype(zero);
+        Inputs<T> inputs;
+        const MixTensors mix1{"1", diag1, left1, right1, gate1}, mix2{"2", diag2, left2, right2, gate2};
+        const Problem<T> p = problem(inputs, q, k, v, mix1, mix2, starts, activation, layout, eps);
+        check_floats("grad_out", grad_out, {p.batch, p.queries, p.heads, p.vo_dim});
+        check_floats("inverse_norm", inverse_norm, {p.heads * p.batch, p.queries, 1});
+        const Saved<T> saved{inputs.strided(grad_out), inputs.contiguous(inverse_norm)};
+        GradientTensors<T> tensors;
+        Gradients<T> grads;
+        grads.q = strided<T>(tensors.add(q));
+        grads.k = strided<T>(tensors.add(k));
+        grads.v = strided<T>(tensors.add(v));
+        grads.mix1 = tensors.add(mix1);
+        grads.mix2 = tensors.add(mix2);
+        backward<T>(p, saved, grads);
+        return tensors.stored();
+    });
 }
 
-// Caches are written in place, so they must be what the kernels compute with, and so must all that meets them.
-void require_one_kind(const Tensor& cache, std::initializer_list<const Tensor*> others) {
-    STD_TORCH_CHECK(cache.scalar_type() == computed(cache.scalar_type()), "hypermlp: caches must be float32 or float64");
-    STD_TORCH_CHECK(cache.stride(cache.dim() - 1) == 1, "hypermlp: the last dimension of a cache must be dense");
-    for (const Tensor* x : others) STD_TORCH_CHECK(x->scalar_type() == cache.scalar_type(), "hypermlp: all tensors of a step must have one dtype");
-}
-
-// x: [batch, queries, hidden]. history, keys, values: the caches, [batch, room, ...], of which past_inputs and past are full.
-Tensor native_step(const Tensor& x, const Optional& history, int64_t past_inputs, const Optional& k_conv, const Optional& v_conv, const Tensor& q_weight,
-                   const Tensor& k_weight, const Tensor& v_weight, const Tensor& o_weight, const Optional& gate_weight, const Optional& gate_bias,
-                   const Tensor& keys, const Tensor& values, int64_t past, const Optional& diag1, const Optional& left1, const Optional& right1,
-                   const Optional& diag2, const Optional& left2, const Optional& right2, const Optional& starts, const Optional& reach,
-                   const std::string& activation, const std::string& layout, double eps) {
-    require_one_kind(keys, {&x, &q_weight, &k_weight, &v_weight, &o_weight});
-    require_one_kind(values, {&keys});
-    Arguments arguments{x.scalar_type(), {}};
-    Step s{};
-    Problem& p = s.problem;
-    describe(p, arguments, x, values, starts, activation, layout, eps);
-    p.keys = past + p.queries;
+// Check the caches of keys and values and describe them, and the sizes that follow from them, in s.
+template <typename T>
+void set_caches(Step<T>& s, const Tensor& keys, const Tensor& values, int64_t past) {
+    Problem<T>& p = s.problem;
+    check_cache("values", values, kDtype<T>, {p.batch, kAny, kAny, kAny});
+    p.heads = values.size(2);
+    p.vo_dim = values.size(3);
+    check_cache("keys", keys, kDtype<T>, {p.batch, kAny, p.branches(), kAny});
     p.qk_dim = keys.size(3);
-    p.k = arguments.strided(keys);
-    p.v = arguments.strided(values);
-    p.mix1 = mix(arguments, diag1, left1, right1, std::nullopt);
-    p.mix2 = mix(arguments, diag2, left2, right2, std::nullopt);
-    s.hidden = x.size(2);
-    s.x = arguments.strided(x);
-    if (history) {
-        require_one_kind(*history, {&*k_conv, &*v_conv});
-        s.history = arguments.strided(*history);
-        s.past_inputs = past_inputs;
-        s.kernel = k_conv->size(1);
-        s.k_conv = arguments.contiguous(*k_conv).data_ptr();
-        s.v_conv = arguments.contiguous(*v_conv).data_ptr();
-    }
-    if (reach) {
-        arguments.kept.push_back(torch::stable::contiguous(*reach));
-        s.reach = static_cast<const int64_t*>(arguments.kept.back().data_ptr());
-    }
-    s.q_weight = arguments.contiguous(q_weight).data_ptr();
-    s.k_weight = arguments.contiguous(k_weight).data_ptr();
-    s.v_weight = arguments.contiguous(v_weight).data_ptr();
-    s.o_weight = arguments.contiguous(o_weight).data_ptr();
-    if (gate_weight) {
-        s.gate_weight = arguments.contiguous(*gate_weight).data_ptr();
-        s.gate_bias = gate_bias ? arguments.contiguous(*gate_bias).data_ptr() : nullptr;
-        s.gate_width = gate_weight->size(0);
-        s.feature_gates = s.gate_width > p.branches() * p.mix1.rank + p.heads * p.mix2.rank;
-    }
-    const Tensor out = fresh(shape(x), arguments.dtype);
-    s.out = out.data_ptr();
-    arguments.dtype == ScalarType::Double ? step<double>(s) : step<float>(s);
-    return out;
+    p.keys = past + p.queries;
+    require(past >= 0 && p.keys <= keys.size(1) && p.keys <= values.size(1),
+            "keys and values have no room for the new positions after `past`");
+    s.keys = strided<T>(keys);
+    s.values = strided<T>(values);
 }
 
-Conv conv(Arguments& arguments, const Tensor& x, const Tensor& weight1, const Tensor& weight2, int64_t length, const Optional& reach) {
-    Conv c{};
+template <typename T>
+void set_convolutions(Inputs<T>& inputs, Step<T>& s, const Optional& history, int64_t past_inputs,
+                      const Optional& k_conv, const Optional& v_conv) {
+    const bool exists = history.has_value();
+    require(exists == k_conv.has_value() && exists == v_conv.has_value(),
+            "history, k_conv and v_conv must be given together");
+    if (!exists) return;
+    check_cache("history", *history, kDtype<T>, {s.problem.batch, kAny, s.hidden});
+    require(past_inputs >= 0 && past_inputs + s.problem.queries <= history->size(1),
+            "history has no room for the new positions after `past_inputs`");
+    check_exact("k_conv", *k_conv, kDtype<T>, {s.hidden, kAny});
+    check_exact("v_conv", *v_conv, kDtype<T>, {s.hidden, k_conv->size(1)});
+    s.history = strided<T>(*history);
+    s.past_inputs = past_inputs;
+    s.kernel = k_conv->size(1);
+    s.k_conv = inputs.contiguous(*k_conv);
+    s.v_conv = inputs.contiguous(*v_conv);
+}
+
+template <typename T>
+const T* checked_weight(Inputs<T>& inputs, const Name& name, const Tensor& x, Sizes shape) {
+    check_exact(name, x, kDtype<T>, shape);
+    return inputs.contiguous(x);
+}
+
+// Check the first row of a gate in gate_weight.
+void check_gate(const Name& name, int64_t first, int64_t width, int64_t gate_width) {
+    if (first < -1 || (first >= 0 && first + width > gate_width))
+        fail(name.text() + " is " + std::to_string(first) + "; it must be -1, or the first of " +
+             std::to_string(width) + " of the " + std::to_string(gate_width) + " rows of gate_weight");
+}
+
+template <typename T>
+void set_gates(Inputs<T>& inputs, Step<T>& s, const Optional& weight, const Optional& bias) {
+    const Problem<T>& p = s.problem;
+    if (weight) {
+        s.gate_weight = checked_weight(inputs, "gate_weight", *weight, {kAny, s.hidden});
+        s.gate_width = weight->size(0);
+        if (bias) s.gate_bias = checked_weight(inputs, "gate_bias", *bias, {s.gate_width});
+    }
+    check_gate("q_gate", s.q_gate, p.branches() * p.qk_dim, s.gate_width);
+    check_gate("output_gate", s.output_gate, p.heads * p.vo_dim, s.gate_width);
+    check_gate("mix1_gate", s.mix1_gate, p.branches() * p.mix1.rank, s.gate_width);
+    check_gate("mix2_gate", s.mix2_gate, p.heads * p.mix2.rank, s.gate_width);
+    require(p.mix1.exists() == (s.mix1_gate >= 0) && p.mix2.exists() == (s.mix2_gate >= 0),
+            "a mix and its gate must be given together");
+}
+
+// x: [batch, queries, hidden]. history, keys, values: caches, [batch, room, ...], whose first `past_inputs`
+// and `past` rows are full; the new positions are written behind them. q_gate ... mix2_gate: the first row of
+// each gate in gate_weight, or -1 if it is absent.
+Tensor native_step(const Tensor& x, const Optional& history, int64_t past_inputs, const Optional& k_conv,
+                   const Optional& v_conv, const Tensor& q_weight, const Tensor& k_weight,
+                   const Tensor& v_weight, const Tensor& o_weight, const Optional& gate_weight,
+                   const Optional& gate_bias, int64_t q_gate, int64_t output_gate, int64_t mix1_gate,
+                   int64_t mix2_gate, const Tensor& keys, const Tensor& values, int64_t past,
+                   const Optional& diag1, const Optional& left1, const Optional& right1,
+                   const Optional& diag2, const Optional& left2, const Optional& right2,
+                   const Optional& starts, const Optional& reach, const std::string& activation,
+                   const std::string& layout, double eps) {
+    return with_type(x.scalar_type(), [&](auto zero) {
+        using T = decltype(zero);
+        Inputs<T> inputs;
+        Step<T> s;
+        Problem<T>& p = s.problem;
+        const Optional none;
+        check_exact("x", x, kDtype<T>, {kAny, kAny, kAny});
+        p.batch = x.size(0);
+        p.queries = x.size(1);
+        s.hidden = x.size(2);
+        s.x = inputs.strided(x);
+        set_options(p, activation, layout, eps);
+        set_caches(s, keys, values, past);
+        p.starts = inputs.integers("starts", starts, p.batch, p.queries);
+        s.reach = inputs.integers("reach", reach, p.batch, p.queries);
+        p.mix1 = mix_parameters(inputs, {"1", diag1, left1, right1, none}, p.branches(), p);
+        p.mix2 = mix_parameters(inputs, {"2", diag2, left2, right2, none}, p.heads, p);
+        set_convolutions(inputs, s, history, past_inputs, k_conv, v_conv);
+        const int64_t qk = p.branches() * p.qk_dim, vo = p.heads * p.vo_dim;
+        s.q_weight = checked_weight(inputs, "q_weight", q_weight, {qk, s.hidden});
+        s.k_weight = checked_weight(inputs, "k_weight", k_weight, {qk, s.hidden});
+        s.v_weight = checked_weight(inputs, "v_weight", v_weight, {vo, s.hidden});
+        s.o_weight = checked_weight(inputs, "o_weight", o_weight, {s.hidden, vo});
+        s.q_gate = q_gate;
+        s.output_gate = output_gate;
+        s.mix1_gate = mix1_gate;
+        s.mix2_gate = mix2_gate;
+        set_gates(inputs, s, gate_weight, gate_bias);
+        const Tensor out = fresh<T>(shape(x));
+        s.out = data<T>(out);
+        step(s);
+        return out;
+    });
+}
+
+template <typename T>
+ConvPair<T> conv_pair(Inputs<T>& inputs, const Tensor& x, const Tensor& weight1, const Tensor& weight2,
+                      int64_t length, const Optional& reach) {
+    ConvPair<T> c;
+    check_floats("x", x, {kAny, kAny, kAny});
     c.batch = x.size(0);
     c.length = length;
     c.past = x.size(1) - length;
     c.width = x.size(2);
-    c.kernel = weight1.size(1);
     c.threads = torch::stable::get_num_threads();
-    c.x = arguments.strided(x);
-    c.weight[0] = arguments.contiguous(weight1).data_ptr();
-    c.weight[1] = arguments.contiguous(weight2).data_ptr();
-    if (reach) {
-        arguments.kept.push_back(torch::stable::contiguous(*reach));
-        c.reach = static_cast<const int64_t*>(arguments.kept.back().data_ptr());
-    }
+    require(c.length >= 1 && c.past >= 0, "length must be between 1 and the number of positions of x");
+    check_floats("weight1", weight1, {c.width, kAny});
+    c.kernel = weight1.size(1);
+    check_floats("weight2", weight2, {c.width, c.kernel});
+    c.reach = inputs.integers("reach", reach, c.batch, c.length);
+    c.x = inputs.strided(x);
+    c.weight[0] = inputs.contiguous(weight1);
+    c.weight[1] = inputs.contiguous(weight2);
     return c;
 }
 
-// float32, unless the input or the weights are float64.
+// Return the dtype that decides the computation: float64 if x or the weights are float64.
 ScalarType conv_dtype(const Tensor& x, const Tensor& weight) {
-    return x.scalar_type() == ScalarType::Double ? ScalarType::Double : computed(weight.scalar_type());
+    return x.scalar_type() == ScalarType::Double ? ScalarType::Double : weight.scalar_type();
 }
 
-std::tuple<Tensor, Tensor> native_conv_pair(const Tensor& x, const Tensor& weight1, const Tensor& weight2, int64_t length, const Optional& reach) {
-    Arguments arguments{conv_dtype(x, weight1), {}};
-    Conv c = conv(arguments, x, weight1, weight2, length, reach);
-    const std::vector<int64_t> size{c.batch, length, c.width};
-    const Tensor out1 = fresh(size, arguments.dtype), out2 = fresh(size, arguments.dtype);
-    c.out[0] = out1.data_ptr();
-    c.out[1] = out2.data_ptr();
-    arguments.dtype == ScalarType::Double ? conv_forward<double>(c) : conv_forward<float>(c);
-    return {stored(out1, x.scalar_type()), stored(out2, x.scalar_type())};
+std::tuple<Tensor, Tensor> native_conv_pair(const Tensor& x, const Tensor& weight1, const Tensor& weight2,
+                                            int64_t length, const Optional& reach) {
+    return with_type(conv_dtype(x, weight1), [&](auto zero) -> std::tuple<Tensor, Tensor> {
+        using T = decltype(zero);
+        Inputs<T> inputs;
+        const ConvPair<T> c = conv_pair(inputs, x, weight1, weight2, length, reach);
+        const Tensor out1 = fresh<T>({c.batch, length, c.width}), out2 = fresh<T>({c.batch, length, c.width});
+        conv_forward(c, data<T>(out1), data<T>(out2));
+        return {stored(out1, x.scalar_type()), stored(out2, x.scalar_type())};
+    });
 }
 
-std::tuple<Tensor, Tensor, Tensor> native_conv_pair_backward(const Tensor& grad1, const Tensor& grad2, const Tensor& x, const Tensor& weight1,
-                                                             const Tensor& weight2, int64_t length, const Optional& reach) {
-    Arguments arguments{conv_dtype(x, weight1), {}};
-    Conv c = conv(arguments, x, weight1, weight2, length, reach);
-    c.grad_out[0] = arguments.strided(grad1);
-    c.grad_out[1] = arguments.strided(grad2);
-    const Tensor grad_x = fresh(shape(x), arguments.dtype);
-    const Tensor grad_weight1 = fresh(shape(weight1), arguments.dtype);
-    const Tensor grad_weight2 = fresh(shape(weight2), arguments.dtype);
-    c.grad_x = grad_x.data_ptr();
-    c.grad_weight[0] = grad_weight1.data_ptr();
-    c.grad_weight[1] = grad_weight2.data_ptr();
-    arguments.dtype == ScalarType::Double ? conv_backward<double>(c) : conv_backward<float>(c);
-    return {stored(grad_x, x.scalar_type()), stored(grad_weight1, weight1.scalar_type()), stored(grad_weight2, weight2.scalar_type())};
+std::tuple<Tensor, Tensor, Tensor> native_conv_pair_backward(const Tensor& grad1, const Tensor& grad2,
+                                                             const Tensor& x, const Tensor& weight1,
+                                                             const Tensor& weight2, int64_t length,
+                                                             const Optional& reach) {
+    return with_type(conv_dtype(x, weight1), [&](auto zero) -> std::tuple<Tensor, Tensor, Tensor> {
+        using T = decltype(zero);
+        Inputs<T> inputs;
+        const ConvPair<T> c = conv_pair(inputs, x, weight1, weight2, length, reach);
+        check_floats("grad1", grad1, {c.batch, c.length, c.width});
+        check_floats("grad2", grad2, {c.batch, c.length, c.width});
+        const Tensor grad_x = fresh<T>(shape(x));
+        const Tensor grad_weight1 = fresh<T>(shape(weight1)), grad_weight2 = fresh<T>(shape(weight2));
+        ConvGradients<T> grads;
+        grads.out[0] = inputs.strided(grad1);
+        grads.out[1] = inputs.strided(grad2);
+        grads.x = data<T>(grad_x);
+        grads.weight[0] = data<T>(grad_weight1);
+        grads.weight[1] = data<T>(grad_weight2);
+        conv_backward(c, grads);
+        return {stored(grad_x, x.scalar_type()), stored(grad_weight1, weight1.scalar_type()),
+                stored(grad_weight2, weight2.scalar_type())};
+    });
 }
 
 }  // namespace
 }  // namespace hypermlp
 
-// The most bytes of scratch held since the last call.
-extern "C" int64_t hypermlp_scratch_peak() {
-    const int64_t peak = hypermlp::meter.peak;
-    hypermlp::meter.reset();
-    return peak;
-}
-
 STABLE_TORCH_LIBRARY_IMPL(hypermlp, CPU, m) {
     m.impl("native", TORCH_BOX(&hypermlp::native));
-    m.impl("native_backward", TORCH_BOX(&hypermlp::native_backward));
+    m.impl("native_grad", TORCH_BOX(&hypermlp::native_grad));
     m.impl("native_step", TORCH_BOX(&hypermlp::native_step));
     m.impl("native_conv_pair", TORCH_BOX(&hypermlp::native_conv_pair));
     m.impl("native_conv_pair_backward", TORCH_BOX(&hypermlp::native_conv_pair_backward));

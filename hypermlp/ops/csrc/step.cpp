@@ -1,10 +1,14 @@
-// A step of decoding, the whole layer at once. With one new position its time is that of reading weights and caches, so all
-// products are dot products along their rows, and nothing is left to pay for between them.
+// A decoding step of a whole layer. With one new position it is bound by reading weights and caches, so every
+// product is a dot product along the rows of a weight, and there is no other cost between the products.
+#include <algorithm>
+
+#include "functions.h"
 #include "kernels.h"
+#include "scratch.h"
 
 namespace hypermlp {
 
-// y[rows, outputs] = x[rows, inputs] weight[outputs, inputs]^T + bias
+// y[rows, outputs] = x[rows, inputs] weight[outputs, inputs]^T + bias. bias may be null.
 template <typename T>
 struct Projection {
     const T *x, *weight, *bias;
@@ -14,6 +18,7 @@ struct Projection {
 
 constexpr int64_t kOutputs = 16;  // that one thread takes at a time
 
+// Compute outputs [first, last).
 template <typename T>
 void project(int64_t rows, const Projection<T>& p, int64_t first, int64_t last) {
     int64_t n = first;
@@ -30,7 +35,10 @@ void project(int64_t rows, const Projection<T>& p, int64_t first, int64_t last) 
                 s3 += x[d] * w3[d];
             }
             T* y = p.y + row * p.outputs + n;
-            y[0] = s0, y[1] = s1, y[2] = s2, y[3] = s3;
+            y[0] = s0;
+            y[1] = s1;
+            y[2] = s2;
+            y[3] = s3;
         }
     }
     for (; n < last; ++n)
@@ -46,7 +54,7 @@ void project(int64_t rows, const Projection<T>& p, int64_t first, int64_t last) 
             for (int64_t i = first; i < last; ++i) p.y[row * p.outputs + i] += p.bias[i];
 }
 
-// Several projections at once; threads take chunks of outputs.
+// Compute several projections at once; threads take chunks of outputs.
 template <typename T, int N>
 void project(int64_t rows, const Projection<T> (&all)[N], int threads) {
     int64_t chunks[N + 1] = {0};
@@ -60,16 +68,16 @@ void project(int64_t rows, const Projection<T> (&all)[N], int threads) {
     }
 }
 
-// The inputs go into their cache, and what the convolutions make of them to keys and values.
+// Write the new inputs into their cache, and their convolutions into keys and values, [rows, hidden].
 template <typename T>
-void convolve(const Step& s, T* keys, T* values) {
-    const Problem& p = s.problem;
-    const T *w0 = static_cast<const T*>(s.k_conv), *w1 = static_cast<const T*>(s.v_conv);
+void convolve(const Step<T>& s, T* keys, T* values) {
+    const Problem<T>& p = s.problem;
+    const T *w0 = s.k_conv, *w1 = s.v_conv;
     for (int64_t b = 0; b < p.batch; ++b)
         for (int64_t t = 0; t < p.queries; ++t, keys += s.hidden, values += s.hidden) {
             const int64_t place = s.past_inputs + t;
-            T* x = s.history.at<T>(b, place, 0);
-            std::copy_n(s.x.at<const T>(b, t, 0), s.hidden, x);
+            T* x = s.history.at(b, place);
+            std::copy_n(s.x.at(b, t), s.hidden, x);
             std::fill_n(keys, s.hidden, T(0));
             std::fill_n(values, s.hidden, T(0));
             int64_t lags = std::min(s.kernel, place + 1);
@@ -82,56 +90,70 @@ void convolve(const Step& s, T* keys, T* values) {
         }
 }
 
+// The intermediate results of a step, each [rows, width].
 template <typename T>
-void step(const Step& s) {
-    Problem p = s.problem;
+struct StepBuffers {
+    T *x, *for_keys, *for_values, *q, *k, *v, *gates, *o, *inverse_norm;
+
+    StepBuffers(const Step<T>& s, int64_t rows, int64_t qk, int64_t vo, Scratch& scratch) {
+        const int64_t heads = s.problem.heads;
+        const int64_t widths[] = {s.hidden, s.hidden, s.hidden, qk, qk, vo, s.gate_width, vo, heads};
+        T** const buffers[] = {&x, &for_keys, &for_values, &q, &k, &v, &gates, &o, &inverse_norm};
+        size_t bytes = 0;
+        for (const int64_t width : widths) bytes += Scratch::need<T>(rows * width);
+        scratch.reserve(bytes);
+        for (int i = 0; i < 9; ++i) *buffers[i] = scratch.take<T>(rows * widths[i]);
+    }
+};
+
+template <typename T>
+void step(const Step<T>& s) {
+    Problem<T> p = s.problem;
     const int64_t rows = p.batch * p.queries, qk = p.branches() * p.qk_dim, vo = p.heads * p.vo_dim;
     const int threads = static_cast<int>(p.threads);
-    Scratch& scratch = shared_scratch();
-    const int64_t sizes[] = {rows * s.hidden, rows * s.hidden, rows * s.hidden, rows * qk, rows * qk, rows * vo, rows * s.gate_width, rows * vo, rows * p.heads};
-    size_t bytes = 0;
-    for (const int64_t size : sizes) bytes += Scratch::need<T>(size);
-    scratch.reserve(bytes);
-    T *x = scratch.take<T>(sizes[0]), *for_keys = scratch.take<T>(sizes[1]), *for_values = scratch.take<T>(sizes[2]);
-    T *q = scratch.take<T>(sizes[3]), *k = scratch.take<T>(sizes[4]), *v = scratch.take<T>(sizes[5]);
-    T *gates = scratch.take<T>(sizes[6]), *o = scratch.take<T>(sizes[7]);
-    p.inverse_norm = scratch.take<T>(sizes[8]);
+    const StepBuffers<T> own(s, rows, qk, vo, shared_scratch());
 
-    for (int64_t row = 0; row < rows; ++row) std::copy_n(s.x.at<const T>(row / p.queries, row % p.queries, 0), s.hidden, x + row * s.hidden);
-    if (s.history.data)
-        convolve(s, for_keys, for_values);
-    else
-        for_keys = for_values = x;
-    const auto weight = [](const void* w) { return static_cast<const T*>(w); };
+    for (int64_t row = 0; row < rows; ++row)
+        std::copy_n(s.x.at(row / p.queries, row % p.queries), s.hidden, own.x + row * s.hidden);
+    const bool convolved = s.history.data != nullptr;
+    if (convolved) convolve(s, own.for_keys, own.for_values);
     project<T, 4>(rows,
-                  {{x, weight(s.gate_weight), weight(s.gate_bias), s.hidden, s.gate_width, gates},
-                   {x, weight(s.q_weight), nullptr, s.hidden, qk, q},
-                   {for_keys, weight(s.k_weight), nullptr, s.hidden, qk, k},
-                   {for_values, weight(s.v_weight), nullptr, s.hidden, vo, v}},
+                  {{own.x, s.gate_weight, s.gate_bias, s.hidden, s.gate_width, own.gates},
+                   {own.x, s.q_weight, nullptr, s.hidden, qk, own.q},
+                   {convolved ? own.for_keys : own.x, s.k_weight, nullptr, s.hidden, qk, own.k},
+                   {convolved ? own.for_values : own.x, s.v_weight, nullptr, s.hidden, vo, own.v}},
                   threads);
 
     for (int64_t row = 0; row < rows; ++row) {
         const int64_t b = row / p.queries, t = p.keys - p.queries + row % p.queries;
-        for (int64_t g = 0; g < p.branches(); ++g) std::copy_n(k + row * qk + g * p.qk_dim, p.qk_dim, p.k.at<T>(b, t, g));
-        for (int64_t h = 0; h < p.heads; ++h) std::copy_n(v + row * vo + h * p.vo_dim, p.vo_dim, p.v.at<T>(b, t, h));
-        T *own = gates + row * s.gate_width, *query = q + row * qk;
+        for (int64_t g = 0; g < p.branches(); ++g)
+            std::copy_n(own.k + row * qk + g * p.qk_dim, p.qk_dim, s.keys.at(b, t, g));
+        for (int64_t h = 0; h < p.heads; ++h)
+            std::copy_n(own.v + row * vo + h * p.vo_dim, p.vo_dim, s.values.at(b, t, h));
+        T* gates = own.gates + row * s.gate_width;
 #pragma omp simd
-        for (int64_t i = 0; i < s.gate_width; ++i) own[i] = sigmoid(own[i]);
-        if (s.feature_gates)
-            for (int64_t i = 0; i < qk; ++i) query[i] *= own[i];
+        for (int64_t i = 0; i < s.gate_width; ++i) gates[i] = sigmoid(gates[i]);
+        if (s.q_gate >= 0) {
+            T *query = own.q + row * qk, *gate = gates + s.q_gate;
+            for (int64_t i = 0; i < qk; ++i) query[i] *= gate[i];
+        }
     }
-    const auto gate = [&](int64_t offset, int64_t width) { return Strided{gates + offset, p.queries * s.gate_width, s.gate_width, width}; };
-    p.q = {q, p.queries * qk, qk, p.qk_dim};
-    p.out = {o, p.queries * vo, vo, p.vo_dim};
-    if (s.feature_gates) p.out_gate = gate(qk, p.vo_dim);
-    const int64_t offset = s.feature_gates ? qk + vo : 0;
-    p.mix1.gate = gate(offset, p.mix1.rank);
-    p.mix2.gate = gate(offset + p.branches() * p.mix1.rank, p.mix2.rank);
-    decode<T>(p);
-    project<T, 1>(rows, {{o, weight(s.o_weight), nullptr, vo, s.hidden, static_cast<T*>(s.out)}}, threads);
+    // The gate that begins at `column`, [batch, queries, heads, width]; without data if it is absent.
+    const auto gate = [&](int64_t column, int64_t width) -> Strided<const T> {
+        if (column < 0) return {};
+        return {own.gates + column, p.queries * s.gate_width, s.gate_width, width};
+    };
+    p.q = {own.q, p.queries * qk, qk, p.qk_dim};
+    p.k = s.keys.read_only();
+    p.v = s.values.read_only();
+    p.mix1.gate = gate(s.mix1_gate, p.mix1.rank);
+    p.mix2.gate = gate(s.mix2_gate, p.mix2.rank);
+    const Output<T> output{{own.o, p.queries * vo, vo, p.vo_dim}, own.inverse_norm};
+    decode<T>(p, output, gate(s.output_gate, p.vo_dim));
+    project<T, 1>(rows, {{own.o, s.o_weight, nullptr, vo, s.hidden, s.out}}, threads);
 }
 
-template void step<float>(const Step&);
-template void step<double>(const Step&);
+template void step(const Step<float>&);
+template void step(const Step<double>&);
 
 }  // namespace hypermlp

@@ -1,0 +1,51 @@
+"""One root for everything that is cached: HYPERMLP_CACHE, or a folder in the user's cache."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hypermlp.cache import cache_directory
+from hypermlp.ops import build
+from hypermlp.train.data import prepare
+from hypermlp.train.recipe import DataSettings
+
+
+@pytest.fixture(params=["HYPERMLP_CACHE", "XDG_CACHE_HOME"])
+def cache(request, tmp_path, monkeypatch):
+    """The variable that is set, and the root that follows from it."""
+    monkeypatch.delenv("HYPERMLP_CACHE", raising=False)
+    monkeypatch.setenv(request.param, str(tmp_path / "cache"))
+    return request.param, tmp_path / "cache" / ("" if request.param == "HYPERMLP_CACHE" else "hypermlp")
+
+
+@pytest.fixture
+def settings(tmp_path):
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for i in range(4):
+        (corpus / f"{i}.txt").write_text(f"document {i} " * 40)
+    return DataSettings(source=str(corpus), context=8, validation=0.25)
+
+
+def test_the_default_is_in_the_users_cache(monkeypatch):
+    for name in ("HYPERMLP_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert cache_directory() == Path.home() / ".cache" / "hypermlp"
+
+
+def test_kernels_and_data_have_one_root(cache, settings):
+    _, root = cache
+    assert cache_directory() == root
+    assert build.library_path().parent == root / "kernels"
+    assert prepare(settings, quiet=True).folder.parent == root / "data"
+
+
+def test_data_of_earlier_revisions_is_found(cache, settings, tmp_path):
+    _, root = cache
+    folder = prepare(settings, quiet=True).folder
+    earlier = tmp_path / "cache" / "hypermlp-data" / folder.name  # the same for both variables
+    earlier.parent.mkdir()
+    shutil.move(folder, earlier)
+    assert prepare(settings, quiet=True).folder == earlier
+    assert not list((root / "data").iterdir())
