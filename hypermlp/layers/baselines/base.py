@@ -64,11 +64,11 @@ class Heads:
     """How many heads a baseline has by default, and how many it may have."""
 
     width: int = 64
-    """Least width of a head. The default is as many heads as this allows."""
+    """The default is as many heads of at least this width as divide the hidden size."""
     count: int = 0
-    """The default at any hidden size, instead of ``width``; fewer if so many do not divide it."""
+    """If not 0, the default is this many heads instead, or fewer if so many do not divide the hidden size."""
     least: int = 1
-    """The default is at least this many, even if they are narrower than ``width``."""
+    """The default is this many heads where the hidden size is too small for so many of ``width``."""
     share: Fraction = Fraction(1)
     """Part of the hidden size that the heads divide among themselves."""
     multiple: int = 1
@@ -165,7 +165,7 @@ def run_recurrence(
     state: DecodingState | None,
     visibility: Visibility,
 ) -> Tensor:
-    """Run a recurrence on from the memory in ``state``, leave its last memory there, and return its outputs.
+    """Continue a recurrence from the memory in ``state``, store its last memory there, return its outputs.
 
     Args:
         recurrence: a function of recurrence.py or scan.py, called with the ``inputs``, the memory (None for

@@ -104,13 +104,7 @@ def _keep(step: Tensor, decay: Tensor, begins: Tensor | None, t: int) -> Tensor:
 
 @full_precision
 def selective_scan(
-    x: Tensor,
-    step: Tensor,
-    decay: Tensor,
-    write: Tensor,
-    read: Tensor,
-    memory: Memory = None,
-    reach: Reach = None,
+    x: Tensor, step: Tensor, decay: Tensor, write: Tensor, read: Tensor, memory: Memory, reach: Reach
 ) -> tuple[Tensor, Tensor]:
     """Compute ``h[t] = exp(step[t] * decay) * h[t-1] + step[t] x[t] write[t]'`` and ``y[t] = h[t] read[t]``.
 
