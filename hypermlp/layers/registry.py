@@ -1,4 +1,4 @@
-"""From a name to a layer: the labels of the design study, and the peers that they are compared with."""
+"""From a name to a layer: the labels of the design study, and the baselines that they are compared with."""
 
 import dataclasses
 import importlib
@@ -8,12 +8,12 @@ from hypermlp.config import MixerConfig
 from hypermlp.errors import UserError
 from hypermlp.label import BASES, GRAMMAR, Label
 from hypermlp.layers.base import SequenceMixer
-from hypermlp.layers.baselines.base import BaselineConfig
+from hypermlp.layers.baselines.base import Baseline, BaselineConfig
 from hypermlp.layers.mixer import Mixer
 
 Config = MixerConfig | BaselineConfig
 
-BASELINES = {  # name -> module and class in hypermlp.layers.baselines, loaded when asked for
+BASELINES = {  # name -> module and class in hypermlp.layers.baselines, imported when the name is used
     "softmax": "softmax:Softmax",
     "softmax-naive": "softmax:SoftmaxNaive",
     "linear": "linear:LinearAttention",
@@ -33,53 +33,56 @@ OURS = ("G-cg-q-12o", "R-cg-q-12o")
 
 
 def chosen_mixers(names: list[str]) -> list[str]:
-    """Each once; "all" stands for HyperGLU, HyperMLP and every peer."""
+    """Return each name once, with HyperGLU, HyperMLP and every baseline in the place of "all"."""
     everything = [*OURS, *BASELINES]
     return list(dict.fromkeys(mixer for name in names for mixer in (everything if name == "all" else [name])))
 
 
 def mixer_name(name: str) -> str:
-    """A peer's name, or a label as it is written; anything else raises."""
+    """Return the name of a baseline, or a label in its usual spelling; raise for anything else."""
     if isinstance(name, str) and name in BASELINES:
         return name
-    peers = ", ".join(BASELINES)
+    baselines = ", ".join(BASELINES)
     if isinstance(name, str) and name[:1] not in tuple(BASES):
-        raise UserError(f"unknown mixer {name!r}; allowed: {peers}, or a label: {GRAMMAR}")
+        raise UserError(f"unknown mixer {name!r}; allowed: {baselines}, or a label: {GRAMMAR}")
     try:
         return str(Label.parse(name))
     except ValueError as error:
-        raise UserError(f"{error}. Or a peer: {peers}") from None
+        raise UserError(f"{error}. Baselines are allowed too: {baselines}") from None
 
 
 def mixer_config(name: str, *, hidden_size: int, max_length: int, **settings: Any) -> Config:
-    """What ``build_mixer`` builds, checked."""
+    """Return the checked configuration of the layer that ``build_mixer`` builds."""
     name = mixer_name(name)
     if name not in BASELINES:
         return MixerConfig.from_label(name, hidden_size=hidden_size, max_length=max_length, **settings)
-    kind = _baseline(name).Config
-    known = {field.name for field in dataclasses.fields(kind)}
+    config_class = _baseline(name).Config
+    known = {field.name for field in dataclasses.fields(config_class)}
     for setting in settings:
         if setting not in known:
             raise UserError(f"{name} has no setting {setting!r}; allowed: {', '.join(sorted(known))}")
-    config: BaselineConfig = kind(hidden_size=hidden_size, max_length=max_length, **settings)
-    return config
+    return config_class(hidden_size=hidden_size, max_length=max_length, **settings)
 
 
 def build_mixer(name: str, *, hidden_size: int, max_length: int, **settings: Any) -> SequenceMixer:
-    """The layer of a label, such as "G-cg-q-12o", or of a peer, such as "gla".
+    """Build a sequence mixer, ``[B, T, hidden_size] -> [B, T, hidden_size]``, by its name.
 
-    ``settings`` are the fields of its configuration.
+    Args:
+        name: a label, such as "G-cg-q-12o", or a baseline, such as "gla"; ``BASELINES`` has all of these.
+        hidden_size: width of the input and the output.
+        max_length: length of the context.
+        settings: fields of the layer's configuration. docs/baselines.md lists those of the baselines;
+            ``MixerConfig`` documents those that a label leaves open.
     """
     return layer_of(mixer_config(name, hidden_size=hidden_size, max_length=max_length, **settings))
 
 
 def layer_of(config: Config) -> SequenceMixer:
-    if isinstance(config, MixerConfig):
-        return Mixer(config)
-    layer: SequenceMixer = _baseline(config.name)(config)
-    return layer
+    """Build the layer of a configuration."""
+    return Mixer(config) if isinstance(config, MixerConfig) else _baseline(config.name)(config)
 
 
-def _baseline(name: str) -> Any:
+def _baseline(name: str) -> type[Baseline[Any]]:
+    """Import the class of a baseline."""
     module, kind = BASELINES[name].split(":")
     return getattr(importlib.import_module(f"hypermlp.layers.baselines.{module}"), kind)

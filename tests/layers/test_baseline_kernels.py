@@ -1,6 +1,7 @@
-"""flash-linear-attention's kernels equal our PyTorch forms. Without a GPU they run in Triton's interpreter, in a process of its own.
+"""flash-linear-attention's kernels equal our PyTorch forms.
 
-All but RWKV-7's, which uses an instruction that the interpreter does not have.
+Without a GPU they run in Triton's interpreter, in a process of its own. RWKV-7's kernel is left out: it uses
+an instruction that the interpreter does not have.
 """
 
 import os
@@ -14,7 +15,7 @@ import builtins, importlib, pkgutil, sys, warnings
 warnings.simplefilter("ignore")
 import triton.runtime.autotuner as autotuner
 begin = autotuner.Autotuner.__init__
-def first_only(self, fn, arg_names, configs, *args, **kwargs):  # to choose among several it would ask a GPU
+def first_only(self, fn, arg_names, configs, *args, **kwargs):  # choosing among several would need a GPU
     begin(self, fn, arg_names, configs[:1], *args, **kwargs)
 autotuner.Autotuner.__init__ = first_only
 import torch, torch.nn.functional as F
@@ -29,9 +30,12 @@ def indices(*args):
 
 from hypermlp.layers.baselines import gsa, kernels, path, recurrence, scan
 from hypermlp.testing import assert_close
-kernels._kernel("gla", "chunk_gla"), kernels._kernel("simple_gla", "chunk_simple_gla"), kernels._kernel("gsa", "chunk_gsa")
-kernels._kernel("gated_delta_rule", "chunk_gated_delta_rule")
-kernels._kernel("hgrn", "fused_recurrent_hgrn"), kernels._kernel("path_attn", "parallel_path_attn")
+for module, name in (
+    ("gla", "chunk_gla"), ("simple_gla", "chunk_simple_gla"), ("gsa", "chunk_gsa"),
+    ("gated_delta_rule", "chunk_gated_delta_rule"),
+    ("hgrn", "fused_recurrent_hgrn"), ("path_attn", "parallel_path_attn"),
+):
+    kernels._kernel(module, name)  # import it before range is replaced
 for name, module in list(sys.modules.items()):
     if name.startswith("fla.ops."):
         module.range = indices
@@ -48,17 +52,21 @@ def unit(*shape):
 q, k, v = (normal(B, T, H, K) for _ in range(3))
 memory = normal(B, H, K, K)
 beta = torch.rand(B, T, H, 1).requires_grad_()
+attention = kernels.gated_attention, recurrence.gated_attention
 cases = {
-    "gated_attention, one decay": (kernels.gated_attention, recurrence.gated_attention, [q, k, v, decay(B, T, H, 1), memory]),
-    "gated_attention": (kernels.gated_attention, recurrence.gated_attention, [q, k, v, decay(B, T, H, K), memory]),
-    "delta_rule": (kernels.delta_rule, recurrence.delta_rule, [q, unit(B, T, H, K).requires_grad_(), v, beta, decay(B, T, H, 1), memory]),
+    "gated_attention, one decay": (*attention, [q, k, v, decay(B, T, H, 1), memory]),
+    "gated_attention": (*attention, [q, k, v, decay(B, T, H, K), memory]),
+    "delta_rule": (
+        kernels.delta_rule, recurrence.delta_rule,
+        [q, unit(B, T, H, K).requires_grad_(), v, beta, decay(B, T, H, 1), memory],
+    ),
     "slot_attention": (
         lambda *inputs: kernels.slot_attention(*inputs, (None, None)),
         lambda *inputs: gsa.slot_attention(*inputs),
         [q, k, v, torch.rand(B, T, H, K).requires_grad_(), decay(B, T, H, K)],
     ),
     "scan": (
-        lambda *inputs: (kernels.scan(*inputs),), lambda *inputs: (scan.scan(*inputs),),
+        lambda *inputs: (kernels.scan(*inputs),), scan.scan,
         [torch.rand(B, T, K).add(0.1).requires_grad_(), normal(B, T, K), normal(B, K)],
     ),
 }
@@ -74,10 +82,10 @@ cases["path_attention"] = (
 for name in sys.argv[1:] or cases:
     theirs, ours, inputs = cases[name]
     got, expected = theirs(*inputs)[0], ours(*inputs)[0]
-    assert_close(got, expected, tolerance=1e-3, what=name)  # the kernels round to TF32 or half precision in places
+    assert_close(got, expected, tolerance=1e-3, what=name)  # the kernels round to TF32 or half precision
     weights = torch.randn_like(expected)
-    pairs = zip(*(torch.autograd.grad((y * weights).sum(), inputs, allow_unused=True) for y in (got, expected)))
-    for mine, wanted in pairs:
+    grads = (torch.autograd.grad((y * weights).sum(), inputs, allow_unused=True) for y in (got, expected))
+    for mine, wanted in zip(*grads):
         if wanted is not None and mine is not None:
             assert_close(mine, wanted, tolerance=1e-2, what=name + "'s gradient")
     print(name, "equal", flush=True)

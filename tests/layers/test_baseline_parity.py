@@ -1,6 +1,7 @@
-"""Each peer's operator equals the function that its authors or the reference library publish, in outputs and gradients.
+"""Each baseline's operator equals a published function, in outputs and gradients.
 
-The functions are imported, never copied. docs/baselines.md lists them.
+The functions come from the baseline's authors or from a reference library. They are imported, never copied;
+docs/baselines.md lists them.
 """
 
 import warnings
@@ -28,7 +29,7 @@ TOLERANCE = 1e-5  # float32
 @pytest.fixture(scope="module", autouse=True)
 def fla() -> ModuleType:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says that there is no GPU
+        warnings.simplefilter("ignore")  # a warning that there is no GPU
         return pytest.importorskip("fla.ops", reason="needs flash-linear-attention: pip install '.[dev]'")
 
 
@@ -109,7 +110,7 @@ def test_hgrn():
     from fla.ops.hgrn.naive import naive_recurrent_hgrn
 
     assert_same(
-        lambda x, g: scan(g.exp(), x, torch.zeros(B, K)),
+        lambda x, g: scan(g.exp(), x, torch.zeros(B, K))[0],
         lambda x, g: first(naive_recurrent_hgrn(x, g)),
         [normal(B, T, K, seed=0), decay(B, T, K, strength=1.0)],
     )
@@ -218,12 +219,12 @@ def test_mamba():
 
 
 def test_selective_scan_gradients():
-    """In float64 against finite differences, with a document that begins in the middle and a state that goes on."""
+    """Compare with finite differences in float64, with a memory and a document that begins in the middle."""
     torch.manual_seed(0)
     shapes = [(B, 5, 3), (B, 5, 3), (3, 4), (B, 5, 4), (B, 5, 4), (B, 3, 4)]
     inputs = [torch.rand(shape, dtype=torch.float64).requires_grad_() for shape in shapes]
-    begins = torch.tensor([[False] * 5, [False, False, True, False, False]])
-    assert torch.autograd.gradcheck(lambda *args: selective_scan(*args, begins), inputs)
+    reach = torch.tensor([[2, 3, 4, 5, 6], [2, 3, 1, 2, 3]])
+    assert torch.autograd.gradcheck(lambda *args: selective_scan(*args, reach), inputs)
     assert torch.autograd.gradcheck(
         scan, [inputs[0], inputs[1], torch.rand(B, 3, dtype=torch.float64).requires_grad_()]
     )

@@ -1,17 +1,19 @@
-"""The peers keep the contract of a mixer: what is decoded, padded or packed is what is computed at once."""
+"""The baselines keep the contract of a mixer: decoding, padding and packing change no result."""
 
+import dataclasses
+import importlib
 import itertools
 
 import pytest
 import torch
 
-from hypermlp.costs import mixer as budget
+from hypermlp.costs import mixer as costs
 from hypermlp.layers import build_mixer
 from hypermlp.layers.baselines.base import Baseline
 from hypermlp.layers.registry import BASELINES, mixer_config
 from hypermlp.testing import assert_close, randomise_
 
-HIDDEN, LENGTH = 32, 83  # more than one chunk, and a rest
+HIDDEN, LENGTH = 32, 83  # more than one chunk, the last one shorter
 KEY_VALUE = ["softmax", "softmax-naive", "diff"]
 
 
@@ -128,8 +130,8 @@ def test_states_can_be_branched_and_reordered(name):
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_a_state_is_its_own(name):
-    """Nothing of the caller's is kept, a call in another type is refused or harmless, and the state can be cast."""
+def test_a_state_shares_nothing_with_the_caller(name):
+    """The state holds no tensor of the caller, can be cast, and a call in another dtype is refused."""
     layer, x = make(name, torch.float32), inputs(12).float()
     with torch.no_grad():
         expected = layer(x, starts=torch.tensor([3, 0]))
@@ -177,7 +179,7 @@ def test_a_width_that_cannot_run_is_refused(name):
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_crop_goes_back_or_says_that_it_cannot(name):
+def test_crop_goes_back_or_is_refused(name):
     layer, x = make(name), inputs(12)
     with torch.no_grad():
         state = layer.new_state(batch_size=2)
@@ -194,7 +196,7 @@ def test_crop_goes_back_or_says_that_it_cannot(name):
 @pytest.mark.parametrize("name", [name for name in BASELINES if name not in KEY_VALUE])
 def test_a_recurrence_refuses_a_window(name):
     starts = (torch.arange(12) - 4).clamp(min=0).expand(2, 12)
-    with pytest.raises(ValueError, match="not forget older ones one by one"):
+    with pytest.raises(ValueError, match="not forget older positions one by one"):
         make(name)(inputs(12), starts=starts)
 
 
@@ -217,17 +219,17 @@ def test_bfloat16_autocast_stays_near(name):
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_budget_counts_what_is_there(name):
+def test_costs_are_those_of_the_layer(name):
     config = mixer_config(name, hidden_size=64, max_length=32)
     layer = build_mixer(name, hidden_size=64, max_length=32)
-    assert budget.parameter_count(config) == sum(parameter.numel() for parameter in layer.parameters())
+    assert costs.parameter_count(config) == sum(parameter.numel() for parameter in layer.parameters())
     for length, dtype in ((1, torch.float32), (5, torch.float32), (30, torch.bfloat16)):
         state = layer.new_state(batch_size=3)
         with torch.no_grad():
             layer.to(dtype)(torch.randn(3, length, 64, dtype=dtype), state=state)
         held = sum(x.numel() * x.itemsize for x in state.tensors())
-        assert budget.state_bytes(config, length, batch_size=3, dtype=dtype) == held
-    assert budget.forward_flops(config, 32) > 2 * 32 * 4 * 64 * 64 - 1, "at least four matrices"
+        assert costs.state_bytes(config, length, batch_size=3, dtype=dtype) == held
+    assert costs.forward_flops(config, 32) > 2 * 32 * 4 * 64 * 64 - 1, "at least four matrices"
 
 
 def test_unknown_names_and_settings_are_refused():
@@ -238,5 +240,62 @@ def test_unknown_names_and_settings_are_refused():
     with pytest.raises(ValueError, match="num_heads is 3; it must be a divisor"):
         build_mixer("gla", hidden_size=64, max_length=8, num_heads=3)
     gla, linear = (build_mixer(name, hidden_size=64, max_length=8) for name in ("gla", "linear"))
-    with pytest.raises(ValueError, match="the state belongs to another layer"):
+    with pytest.raises(ValueError, match="the state belongs to a layer with another configuration"):
         gla(torch.zeros(1, 2, 64), state=linear.new_state(1))
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_configuration_is_named_as_its_baseline_and_frozen(name):
+    layer = build_mixer(name, hidden_size=32, max_length=8)
+    assert type(layer).Config is type(layer.config)
+    assert layer.config.name == name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        layer.config.hidden_size = 64
+    with pytest.raises(TypeError):
+        type(layer.config)(32, 8)
+
+
+def test_default_numbers_of_heads():
+    for names, at_768, at_36 in (
+        ("softmax softmax-naive linear rwkv7 path", 12, 1),
+        ("hgrn2 deltanet diff", 6, 1),
+        ("gla", 4, 3),
+        ("gsa", 4, 4),
+        ("retnet", 3, 2),
+        ("gated-deltanet", 2, 1),
+    ):
+        for name in names.split():
+            configs = [mixer_config(name, hidden_size=hidden, max_length=8) for hidden in (768, 36)]
+            assert [config.num_heads for config in configs] == [at_768, at_36], name
+
+
+@pytest.mark.parametrize(
+    "header", ["", "from __future__ import annotations\n"], ids=["evaluated", "postponed"]
+)
+def test_settings_are_checked_however_annotations_are_written(header, tmp_path, monkeypatch):
+    """Postponed annotations are strings; the types of fields must be checked all the same."""
+    module = f"baseline_with_{'postponed' if header else 'evaluated'}_annotations"
+    (tmp_path / f"{module}.py").write_text(
+        f"{header}from hypermlp.layers.baselines.base import Baseline, BaselineConfig\n\n\n"
+        "class ExampleConfig(BaselineConfig):\n"
+        "    name = 'example'\n\n"
+        "    taps: int = 4\n"
+        "    chosen: int = 0\n"
+        "    scale: float = 1.0\n\n\n"
+        "class Example(Baseline[ExampleConfig]):\n"
+        "    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = importlib.import_module(module).Example.Config
+    assert config(hidden_size=8, max_length=8, scale=2).scale == 2
+    for settings, message in (
+        ({"taps": "4"}, "taps is '4'; it must be an integer, 1 or more"),
+        ({"taps": 0}, "taps is 0; it must be an integer, 1 or more"),
+        ({"taps": True}, "taps is True; it must be an integer, 1 or more"),
+        ({"chosen": -1}, "chosen is -1; it must be an integer, 0 or more"),
+        ({"scale": "1"}, "scale is '1'; it must be a positive finite number"),
+        ({"scale": 0.0}, "scale is 0.0; it must be a positive finite number"),
+        ({"hidden_size": 8.0}, "hidden_size is 8.0; it must be an integer, 1 or more"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            config(**{"hidden_size": 8, "max_length": 8} | settings)

@@ -1,4 +1,4 @@
-"""A language model with a peer in the place of our mixers: loss, generation, padding, saving."""
+"""A language model with a baseline in the place of our mixers: loss, generation, padding, saving."""
 
 import pytest
 import torch
@@ -66,8 +66,8 @@ def test_packed_documents_are_each_alone(name):
     assert_close(packed, alone, tolerance=1e-4)
 
 
-def test_a_fresh_model_begins_as_its_layers_do():
-    """The model's own initialisation reaches parameters that are no matrices."""
+def test_a_new_model_is_initialised_as_its_layers_are():
+    """The model's initialisation sets parameters that are no matrices, too."""
     mixer = make("mamba").model.layers[0].mixer
     assert (mixer.skip == 1).all()
     assert mixer.log_rate[0].exp()[-1].round() == 16
@@ -79,15 +79,15 @@ def test_a_fresh_model_begins_as_its_layers_do():
     )
 
 
-def test_settings_of_a_peer_are_checked():
+def test_settings_of_a_baseline_are_checked():
     model = make(["gla", "mamba"], baseline_settings={"gla": {"num_heads": 2}, "mamba": {"state_size": 4}})
     assert model.model.layers[0].mixer.config.num_heads == 2
     assert model.model.layers[1].mixer.config.state_size == 4
     for mixer, settings, message in (
         ("gla", {"gla": {"heads": 2}}, "gla has no setting 'heads'"),
-        ("gla", {"num_heads": 2}, "settings of peers in the model \\(gla\\), by name"),
-        ("S-p", {"gla": {"num_heads": 2}}, "settings of peers in the model \\(none\\)"),
-        ("gla", {"gla": {"hidden_size": 2}}, "widths are the model's"),
+        ("gla", {"num_heads": 2}, "settings of the model's baselines \\(gla\\), by name"),
+        ("S-p", {"gla": {"num_heads": 2}}, "settings of the model's baselines \\(it has none\\)"),
+        ("gla", {"gla": {"hidden_size": 2}}, "the model sets the widths"),
     ):
         with pytest.raises(ValueError, match=message):
             make(mixer, baseline_settings=settings)

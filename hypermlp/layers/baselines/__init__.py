@@ -1,4 +1,5 @@
-"""Peers of HyperMLP with the same call, state and contract.
+"""The baselines: sequence mixers of other papers, with the call, decoding state and contract of a ``Mixer``.
 
-One file each, loaded when its name is asked for.
+There is one file for each. It is imported when the baseline's name is used (``BASELINES`` in
+layers/registry.py).
 """

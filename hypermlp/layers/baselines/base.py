@@ -1,75 +1,142 @@
-"""What the baselines share: a configuration that checks its fields, and the documents of a recurrence."""
+"""What the baselines share: configurations that check their fields, head counts, the layer's base class."""
 
 import dataclasses
 import math
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from fractions import Fraction
+from typing import ClassVar, Generic, TypeVar, dataclass_transform
 
 import torch
 from torch import Tensor
 
 from hypermlp.config import is_integer, require
 from hypermlp.layers.base import SequenceMixer
+from hypermlp.layers.baselines.parts import remembered
 from hypermlp.layers.state import DecodingState
 from hypermlp.layers.visibility import Visibility
 from hypermlp.ops.layout import raise_where
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class BaselineConfig:
-    """The fields of every baseline; each adds its own documented ones."""
+    """The settings of a baseline.
+
+    A subclass gives the baseline's ``name`` and adds its own fields, ``int`` or ``float``. It becomes a
+    frozen, keyword-only dataclass by itself. An ``int`` whose default is 0 may be 0, which stands for a value
+    that follows from the other fields; all other numbers must be positive.
+    """
 
     name: ClassVar[str]
 
     hidden_size: int
     """Width of the layer's input and output."""
     max_length: int
-    """Length of the model's context; no baseline has a parameter that depends on it."""
+    """Length of the model's context. No parameter of a baseline depends on it."""
     init_std: float = 0.02
     """Standard deviation of the initial matrices."""
 
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
+
     def __post_init__(self) -> None:
-        kinds = typing.get_type_hints(type(self))  # annotations may be strings
+        kinds = typing.get_type_hints(type(self))  # field.type may be a string
         for field in dataclasses.fields(self):
             value, kind = getattr(self, field.name), kinds[field.name]
             if kind is int:
                 least = 0 if field.default == 0 else 1
-                allowed = f"an integer, {least} or more"
-                require(field.name, value, is_integer(value) and value >= least, allowed)
+                holds = is_integer(value) and value >= least
+                require(field.name, value, holds, f"an integer, {least} or more")
             elif kind is float:
                 is_number = isinstance(value, int | float) and not isinstance(value, bool)
                 require(field.name, value, is_number and 0 < value < math.inf, "a positive finite number")
 
     def fill(self, name: str, value: int) -> None:
-        """Give a field that was left at 0 its value, which follows from others."""
+        """Set the field ``name`` to ``value`` if it was left at 0."""
         if getattr(self, name) == 0:
-            object.__setattr__(self, name, max(1, value))
+            object.__setattr__(self, name, value)
 
-    def choose_heads(self, *, width: int = 64, least: int = 1, multiple: int = 1) -> None:
-        """Set ``num_heads`` if it was left at 0, to heads of about this width; check it otherwise.
 
-        ``multiple`` is what the width of a head must be divisible by.
-        """
-        hidden, parts = self.hidden_size, self.hidden_size // multiple
-        require(
-            "hidden_size", hidden, hidden % multiple == 0 and hidden >= multiple, f"a multiple of {multiple}"
-        )
-        self.fill("num_heads", largest_divisor(parts, max(least, hidden // width)))
-        heads: int = self.num_heads  # type: ignore[attr-defined]
-        of = f"hidden_size = {hidden}" if multiple == 1 else f"hidden_size / {multiple} = {parts}"
-        require("num_heads", heads, parts % heads == 0, f"a divisor of {of}")
+@dataclass(frozen=True, kw_only=True)
+class Heads:
+    """How many heads a baseline has by default, and how many it may have."""
+
+    width: int = 64
+    """The default is as many heads of at least this width as divide the hidden size."""
+    count: int = 0
+    """If not 0, the default is this many heads instead, or fewer if so many do not divide the hidden size."""
+    least: int = 1
+    """The default is this many heads where the hidden size is too small for so many of ``width``."""
+    share: Fraction = Fraction(1)
+    """Part of the hidden size that the heads divide among themselves."""
+    multiple: int = 1
+    """What the width of a head must be a multiple of: 2 for rotary positions, which rotate pairs of
+    channels."""
+
+    def checked(self, num_heads: int, hidden_size: int) -> int:
+        """Return ``num_heads``, or the default if it is 0. Raise if it does not divide ``hidden_size``."""
+        unit = self.share / self.multiple
+        pieces = unit * int(hidden_size)  # groups of ``multiple`` channels, which the heads share
+        require("hidden_size", hidden_size, pieces.denominator == 1, f"a multiple of {unit.denominator}")
+        most = self.count or max(self.least, int(self.share * int(hidden_size)) // self.width)
+        num_heads = num_heads or largest_divisor(int(pieces), most)
+        whole = "hidden_size" if unit == 1 else f"{unit} of hidden_size"
+        require("num_heads", num_heads, pieces % int(num_heads) == 0, f"a divisor of {whole}, {pieces}")
+        return num_heads
+
+
+class MultiHeadConfig(BaselineConfig):
+    """The settings of a baseline with heads. A subclass says in ``heads`` how many there are."""
+
+    heads: ClassVar[Heads]
+
+    num_heads: int = 0
+    """Number of heads; 0 for the default in ``heads``."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.fill("num_heads", self.heads.checked(self.num_heads, self.hidden_size))
+
+    @property
+    def head_width(self) -> int:
+        return self.hidden_size // self.num_heads
 
 
 def largest_divisor(number: int, most: int) -> int:
-    """Return the largest divisor of a number that is not above ``most``."""
+    """Return the largest divisor of ``number`` that is at most ``most``; 1 if ``most`` is 0."""
     return next((count for count in range(most, 0, -1) if number % count == 0), 1)
 
 
-class Baseline(SequenceMixer):
-    """A sequence mixer of another paper. Subclasses write ``mix`` and ``core_flops``."""
+ConfigOf = TypeVar("ConfigOf", bound=BaselineConfig)
+
+
+class Baseline(SequenceMixer, Generic[ConfigOf]):
+    """A sequence mixer of another paper, built from its configuration: ``class Gla(Baseline[GlaConfig])``.
+
+    A subclass writes ``build``, ``mix`` and ``core_flops``, and ``initial_values`` if it has parameters other
+    than matrices, biases and norms.
+    """
 
     recurrent: ClassVar[bool] = True
+    Config: ClassVar[type[BaselineConfig]]
+    """The class of the configuration, which is the type argument of ``Baseline``."""
+    config: ConfigOf
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for generic in cls.__dict__.get("__orig_bases__", ()):
+            (cls.Config,) = typing.get_args(generic)
+
+    def __init__(self, config: ConfigOf):
+        super().__init__(config)
+        self.build(config)
+        self.reset_parameters()
+
+    def build(self, config: ConfigOf) -> None:
+        """Make the modules and parameters. Their initial values are set afterwards."""
+        raise NotImplementedError
 
     def _check_visibility(self, visibility: Visibility, state: DecodingState | None) -> None:
         """Raise if a recurrence would have to forget single positions, as a sliding window does."""
@@ -82,8 +149,7 @@ class Baseline(SequenceMixer):
         raise_where(
             (reach > 1) & (reach != expected),
             f"{self.config.name} is a recurrence: it can start again at a position, but not forget older "
-            "positions one "
-            "by one, as a sliding window does",
+            "positions one by one, as a sliding window does",
             "starts that stay, or move to their own position",
             reach,
         )
@@ -93,6 +159,19 @@ class Baseline(SequenceMixer):
         return ", ".join(f"{name}={getattr(self.config, name)}" for name in own)
 
 
-def remembered(state: DecodingState | None, name: str) -> Tensor | None:
-    """Return a tensor of fixed size from the state; None without a state or before the first call."""
-    return None if state is None else state.get(name)
+def run_recurrence(
+    recurrence: Callable[..., tuple[Tensor, Tensor]],
+    *inputs: Tensor,
+    state: DecodingState | None,
+    visibility: Visibility,
+) -> Tensor:
+    """Continue a recurrence from the memory in ``state``, store its last memory there, return its outputs.
+
+    Args:
+        recurrence: a function of recurrence.py or scan.py, called with the ``inputs``, the memory (None for
+            an empty one) and the reach of the new positions. It returns the outputs and the last memory.
+    """
+    out, memory = recurrence(*inputs, remembered(state, "memory"), visibility.reach)
+    if state is not None:
+        state["memory"] = memory
+    return out

@@ -1,55 +1,51 @@
-"""HGRN2: HGRN with a matrix for memory; keys are what the forget gates leave."""
-
-from dataclasses import dataclass
-from typing import ClassVar
+"""HGRN2: HGRN with a matrix as its memory; what the forget gates free is the key."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.layers.baselines.base import Baseline, BaselineConfig, remembered
+from hypermlp.layers.baselines.base import Baseline, Heads, MultiHeadConfig, run_recurrence
+from hypermlp.layers.baselines.parts import split_heads
 from hypermlp.layers.baselines.recurrence import gated_attention
 from hypermlp.layers.state import DecodingState
 from hypermlp.layers.visibility import Visibility
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hgrn2Config(BaselineConfig):
+class Hgrn2Config(MultiHeadConfig):
+    """Settings of ``hgrn2``."""
+
     name = "hgrn2"
-
-    num_heads: int = 0
-    """0 stands for heads of width 128."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.choose_heads(width=128)
+    heads = Heads(width=128)
 
 
-class Hgrn2(Baseline):
-    """No lower bound of the forget gates, which the paper learns over all layers of a model together."""
+class Hgrn2(Baseline[Hgrn2Config]):
+    """HGRN2's recurrence.
 
-    config: Hgrn2Config
-    Config: ClassVar = Hgrn2Config
+    For each head of width C::
 
-    def __init__(self, config: Hgrn2Config):
-        super().__init__(config)
+        S[t] = Diag(f[t]) S[t-1] + (1 - f[t])' v[t]         f[t] = sigmoid(x[t] W_f)
+        o[t] = silu(q[t]) S[t] / sqrt(C)
+        y[t] = RMSNorm(o[t]) W_o                            over all heads together
+
+    The paper's forget gates have a lower bound that is learned over all layers of a model together.
+
+    Paper: Qin et al., "HGRN2: Gated Linear RNNs with State Expansion" (2024).
+
+    Settings: ``num_heads`` (default: heads of width 128).
+    """
+
+    def build(self, config: Hgrn2Config) -> None:
         hidden = config.hidden_size
         self.in_proj = nn.Linear(hidden, 3 * hidden, bias=False)  # q, forget gate, v
         self.o_proj = nn.Linear(hidden, hidden, bias=False)
         self.norm = nn.RMSNorm(hidden, eps=1e-5)
-        self.reset_parameters()
 
     def mix(self, x: Tensor, state: DecodingState | None, visibility: Visibility) -> Tensor:
-        q, forget, v = self.in_proj(x).chunk(3, dim=-1)
+        q, forget, v = split_heads(self.config.num_heads, *self.in_proj(x).chunk(3, dim=-1))
+        q, k = F.silu(q) * q.shape[-1] ** -0.5, torch.sigmoid(-forget)  # k is 1 - f
         decay = F.logsigmoid(forget)
-        k = torch.sigmoid(-forget)  # 1 - exp(decay)
-        q, k, v, decay = (y.unflatten(-1, (self.config.num_heads, -1)) for y in (F.silu(q), k, v, decay))
-        out, memory = gated_attention(
-            q * q.shape[-1] ** -0.5, k, v, decay, remembered(state, "memory"), visibility.reach
-        )
-        if state is not None:
-            state["memory"] = memory
+        out = run_recurrence(gated_attention, q, k, v, decay, state=state, visibility=visibility)
         return self.o_proj(self.norm(out.to(x.dtype).flatten(2)))
 
     def core_flops(self, queries: int, keys: int) -> int:
-        return queries * 4 * self.config.hidden_size * (self.config.hidden_size // self.config.num_heads)
+        return queries * 4 * self.config.hidden_size * self.config.head_width

@@ -1,7 +1,6 @@
-"""flash-linear-attention's kernels in the place of our PyTorch forms: on a GPU, where it is installed and
-nothing is masked.
+"""flash-linear-attention's kernels, which replace our PyTorch forms where they can.
 
-Same functions, same shapes as in recurrence.py, scan.py, gsa.py and path.py.
+Each function computes what the function of the same name in recurrence.py, scan.py, gsa.py or path.py does.
 """
 
 import functools
@@ -12,13 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hypermlp.layers.baselines.parts import Memory, Reach
+
 
 @functools.cache
 def _installed() -> bool:
     return importlib.util.find_spec("fla") is not None
 
 
-def usable(x: Tensor, reach: Tensor | None) -> bool:
+def usable(x: Tensor, reach: Reach) -> bool:
+    """Return True on a GPU, if the library is installed, nothing is masked and the dtype is not float64."""
     return x.is_cuda and reach is None and x.dtype != torch.float64 and _installed()
 
 
@@ -26,75 +28,55 @@ def _kernel(module: str, name: str) -> Any:
     return getattr(importlib.import_module(f"fla.ops.{module}"), name)
 
 
+def _run(module: str, name: str, *inputs: Tensor, memory: Any, **options: Tensor) -> Any:
+    """Return the outputs of a kernel and its last memory. No kernel scales the queries: the layers do."""
+    kernel = _kernel(module, name)
+    return kernel(*inputs, scale=1.0, initial_state=memory, output_final_state=True, **options)
+
+
 def gated_attention(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, memory: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, memory: Memory
 ) -> tuple[Tensor, Tensor]:
-    options = {"scale": 1.0, "initial_state": memory, "output_final_state": True}
     q, k = q.to(v.dtype), k.to(v.dtype)
     if log_decay.shape[-1] == 1:
-        out: tuple[Tensor, Tensor] = _kernel("simple_gla", "chunk_simple_gla")(
-            q, k, v, g=log_decay[..., 0].contiguous(), **options
-        )
-    else:
-        out = _kernel("gla", "chunk_gla")(q, k, v, log_decay, **options)
-    return out
+        log_decay = log_decay[..., 0].contiguous()
+        return _run("simple_gla", "chunk_simple_gla", q, k, v, g=log_decay, memory=memory)
+    return _run("gla", "chunk_gla", q, k, v, log_decay, memory=memory)
 
 
 def slot_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    write: Tensor,
-    log_decay: Tensor,
-    memories: tuple[Tensor | None, Tensor | None],
+    q: Tensor, k: Tensor, v: Tensor, write: Tensor, log_decay: Tensor, memories: tuple[Memory, Memory]
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    q, k, write = (x.to(v.dtype) for x in (q, k, write))
     known = None if memories[0] is None else memories
-    out: tuple[Tensor, tuple[Tensor, Tensor]] = _kernel("gsa", "chunk_gsa")(
-        q.to(v.dtype),
-        k.to(v.dtype),
-        v,
-        write.to(v.dtype),
-        log_decay,
-        scale=1.0,
-        initial_state=known,
-        output_final_state=True,
-    )
-    return out
+    return _run("gsa", "chunk_gsa", q, k, v, write, log_decay, memory=known)
 
 
 def delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, memory: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, memory: Memory
 ) -> tuple[Tensor, Tensor]:
-    out: tuple[Tensor, Tensor] = _kernel("gated_delta_rule", "chunk_gated_delta_rule")(
-        q.to(v.dtype),
-        k.to(v.dtype),
-        v,
-        log_decay[..., 0].float(),
-        beta[..., 0].to(v.dtype),
-        scale=1.0,
-        initial_state=memory,
-        output_final_state=True,
-    )
-    return out
+    q, k, beta = (x.to(v.dtype) for x in (q, k, beta[..., 0]))
+    log_decay = log_decay[..., 0].float()
+    return _run("gated_delta_rule", "chunk_gated_delta_rule", q, k, v, log_decay, beta, memory=memory)
 
 
 def diagonal_plus_rank_one(
-    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, log_decay: Tensor, memory: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, log_decay: Tensor, memory: Memory
 ) -> tuple[Tensor, Tensor]:
     q, k, a, b = (x.to(v.dtype) for x in (q, k, a, b))
-    out: tuple[Tensor, Tensor] = _kernel("generalized_delta_rule", "chunk_dplr_delta_rule")(
-        q, k, v, a, b, log_decay, scale=1.0, initial_state=memory, output_final_state=True
-    )
-    return out
+    return _run("generalized_delta_rule", "chunk_dplr_delta_rule", q, k, v, a, b, log_decay, memory=memory)
 
 
 def scan(keep: Tensor, add: Tensor, memory: Tensor) -> Tensor:
-    out: Tensor = _kernel("hgrn", "fused_recurrent_hgrn")(add, keep.log(), initial_state=memory)[0]
-    return out
+    return _kernel("hgrn", "fused_recurrent_hgrn")(add, keep.log(), initial_state=memory)[0]
 
 
 def path_attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor) -> Tensor:
-    """``[B, H, T, C]``, beta ``[B, T, H]``; no state. Returns ``[B, T, H, C]``."""
+    """Return PaTH attention of a whole sequence, ``[B, T, H, C]``.
+
+    Args:
+        q, k, v, w: ``[B, H, T, C]``.
+        beta: ``[B, T, H]``.
+    """
     q, k, v, w = (x.transpose(1, 2).contiguous() for x in (q, k, v, w))
-    out: Tensor = _kernel("path_attn", "parallel_path_attn")(q, k, v, w, beta, scale=q.shape[-1] ** -0.5)[0]
-    return out
+    return _kernel("path_attn", "parallel_path_attn")(q, k, v, w, beta, scale=q.shape[-1] ** -0.5)[0]

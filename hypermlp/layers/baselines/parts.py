@@ -1,9 +1,12 @@
-"""Small parts of several peers."""
+"""Small parts that several baselines use.
+
+Shapes: B batch, T new positions, D width, H heads, C their width, K taps.
+"""
 
 import contextlib
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -12,95 +15,122 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hypermlp.layers.state import DecodingState
+from hypermlp.layers.visibility import Visibility
+from hypermlp.ops.convolution import _hide, _tap
 
 Operator = TypeVar("Operator", bound=Callable[..., Any])
+Memory = Tensor | None
+"""The memory of a recurrence before the first new position; None for zeros."""
+Reach = Tensor | None
+"""How many positions each new position sees, itself included, int64 ``[B, T]``: 0 for padding, 1 where a
+document begins. None if each position sees all up to itself."""
 
 
 def full_precision(operator: Operator) -> Operator:
-    """Autocast stays outside:
-
-    what is summed up over a whole sequence is not rounded to half precision on the way.
-    """
+    """Run ``operator`` outside autocast: sums over a whole sequence are not rounded to half precision."""
 
     @functools.wraps(operator)
-    def outside(*args: Any, **kwargs: Any) -> Any:
+    def without_autocast(*args: Any, **kwargs: Any) -> Any:
         device = args[0].device.type
         with contextlib.nullcontext() if device == "meta" else torch.autocast(device, enabled=False):
             return operator(*args, **kwargs)
 
-    return cast(Operator, outside)
+    return cast(Operator, without_autocast)
 
 
-def short_conv(
-    x: Tensor, weight: Tensor, state: DecodingState | None, name: str, reach: Tensor | None
-) -> Tensor:
-    """Depthwise causal convolution, ``[B, T, D]``:
+def at_least_float32(x: Tensor) -> Tensor:
+    """Return ``x`` in float32, or in its own dtype if that is more precise."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
-    ``y[t] = sum over lags i of weight[:, i] * x[t - i]``, within the document.
+
+def remembered(state: DecodingState | None, name: str) -> Tensor | None:
+    """Return a tensor of fixed size from the state; None without a state or before the first call."""
+    return None if state is None else state.get(name)
+
+
+def starting_memory(memory: Memory, like: Tensor) -> Tensor:
+    """Return ``memory`` in the dtype of ``like``; zeros of its shape if there is none."""
+    return torch.zeros_like(like) if memory is None else memory.to(like.dtype)
+
+
+def split_heads(num_heads: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Split the last dimension of each tensor: ``[..., H * C] -> [..., H, C]``."""
+    return tuple(x.unflatten(-1, (num_heads, -1)) for x in tensors)
+
+
+def softmax_attention(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility) -> Tensor:
+    """Return causal softmax attention of the last positions, in PyTorch's fused kernel.
+
+    Args:
+        q: ``[B, H, T, C]``, of the new positions.
+        k, v: ``[B, H, past + T, C]`` and ``[B, H, past + T, any width]``.
     """
-    taps, length = weight.shape[1], x.shape[1]
-    past = None if state is None else state.get(name)
-    x = F.pad(x, (0, 0, taps - 1, 0)) if past is None else torch.cat([past, x], dim=1)
+    new, total = q.shape[2], k.shape[2]
+    if visibility.reach is None and new in (1, total):  # no mask: the kernel is faster
+        return F.scaled_dot_product_attention(q, k, v, is_causal=new > 1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=visibility.mask())
+
+
+def causal_pairs(queries: int, keys: int) -> int:
+    """Return the number of keys that the last ``queries`` of ``keys`` positions see, summed over these."""
+    return queries * (keys - queries) + queries * (queries + 1) // 2
+
+
+def short_conv(x: Tensor, weight: Tensor, state: DecodingState | None, reach: Reach) -> Tensor:
+    """Convolve each channel of ``x``, ``[B, T, D]``, along the positions of its document.
+
+    ``y[t] = sum over lags i < K of weight[:, i] * x[t - i]``, with ``weight`` ``[D, K]``.
+    """
+    return _Conv.apply(_with_past(x, weight.shape[1] - 1, state, "conv"), weight, x.shape[1], reach)
+
+
+def shifted(x: Tensor, state: DecodingState | None, reach: Reach) -> Tensor:
+    """Return each position's predecessor, ``[B, T, D]``; zero where a position sees none."""
+    return _hide(_with_past(x, 1, state, "previous")[:, :-1], 1, reach)
+
+
+def _with_past(x: Tensor, count: int, state: DecodingState | None, name: str) -> Tensor:
+    """Return ``x`` after the ``count`` rows before it, zero at first, which the state keeps as ``name``."""
+    past = remembered(state, name)
+    rows = F.pad(x, (0, 0, count, 0)) if past is None else torch.cat([past, x], dim=1)
     if state is not None:
-        state[name] = x[:, length:].clone()  # not a view that holds on to everything
-    out: Tensor = _Conv.apply(x, weight, length, reach)
-    return out
+        state[name] = rows[:, x.shape[1] :].clone()  # a view would keep all rows alive, or be the caller's x
+    return rows
 
 
 class _Conv(torch.autograd.Function):
-    """Tap by tap in place:
+    """The convolution, tap by tap in place.
 
-    PyTorch's own depthwise convolution and its gradients are several times slower on a CPU.
+    On a CPU, PyTorch's own depthwise convolution and its gradients are several times slower.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, length: int, reach: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, length: int, reach: Reach) -> Tensor:
         ctx.save_for_backward(x, weight, reach)
-        out = x[:, -length:] * weight[:, 0]
+        out = _tap(x, 0, length) * weight[:, 0]
         for lag in range(1, weight.shape[1]):
-            out.addcmul_(_tap(x, lag, length, reach), weight[:, lag])
+            out.addcmul_(_hide(_tap(x, lag, length), lag, reach), weight[:, lag])
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, reach = ctx.saved_tensors
-        length = grad.shape[1]
         grad_x, grad_weight = torch.zeros_like(x), torch.empty_like(weight)
         for lag in range(weight.shape[1]):
-            grad_weight[:, lag] = (grad * _tap(x, lag, length, reach)).flatten(0, 1).sum(0)
-            seen = grad if reach is None or lag == 0 else grad.masked_fill((reach <= lag)[:, :, None], 0)
-            grad_x.narrow(1, x.shape[1] - length - lag, length).addcmul_(seen, weight[:, lag])
+            seen, length = _hide(grad, lag, reach), grad.shape[1]
+            grad_weight[:, lag] = (seen * _tap(x, lag, length)).flatten(0, 1).sum(0)
+            _tap(grad_x, lag, length).addcmul_(seen, weight[:, lag])
         return grad_x, grad_weight, None, None
 
 
-def _tap(x: Tensor, lag: int, length: int, reach: Tensor | None) -> Tensor:
-    """Rows ``lag`` before the last ``length`` ones, zero where they are not seen."""
-    rows = x.narrow(1, x.shape[1] - length - lag, length)
-    return rows if reach is None or lag == 0 else rows.masked_fill((reach <= lag)[:, :, None], 0)
-
-
-def initial_conv(width: int, taps: int) -> Tensor:
-    """As PyTorch begins a depthwise convolution."""
-    return torch.empty(width, taps).uniform_(-(taps**-0.5), taps**-0.5)
-
-
-def shifted(x: Tensor, state: DecodingState | None, reach: Tensor | None) -> Tensor:
-    """Each position's predecessor, zero where it sees none. ``[B, T, D]``"""
-    past = None if state is None else state.get("previous")
-    before = torch.cat([torch.zeros_like(x[:, :1]) if past is None else past, x[:, :-1]], dim=1)
-    if state is not None:
-        state["previous"] = x[:, -1:].clone()  # the caller may write into x
-    return before if reach is None else before.masked_fill((reach < 2)[:, :, None], 0)
-
-
-def causal_pairs(queries: int, keys: int) -> int:
-    """Pairs of one of the last ``queries`` positions and a key that it sees."""
-    return queries * (keys - queries) + queries * (queries + 1) // 2
+def initial_uniform(shape: Sequence[int], inputs: int) -> Tensor:
+    """Return what PyTorch gives a layer of ``inputs`` inputs: U(-b, b) with ``b = inputs ** -0.5``."""
+    return torch.empty(shape).uniform_(-(inputs**-0.5), inputs**-0.5)
 
 
 def initial_step_bias(count: int) -> Tensor:
-    """Step sizes log-uniform between 0.001 and 0.1, as what softplus makes them of."""
+    """Return biases whose softplus, the step size, is log-uniform between 0.001 and 0.1."""
     low, high = math.log(1e-3), math.log(0.1)
     steps = torch.exp(torch.rand(count) * (high - low) + low)
     return steps + torch.log(-torch.expm1(-steps))

@@ -1,14 +1,16 @@
-"""The recurrences that peers are made of, in chunks: matrix products within a chunk, a short loop over
-chunks.
+"""Recurrences with a matrix as memory, in chunks: matrix products within a chunk, a loop over chunks.
 
-Shapes: B batch, T positions, H heads, K and V widths of keys and values, N chunks of C positions. Memories
-are ``[B, H, K, V]``.
-``reach``: int64 ``[B, T]``, how many positions each one sees, itself included; None for all. A document
-begins where it is 1. Everything is computed in float32 at least.
+Each function reads ``o[t] = q[t] S[t]`` from a memory S, and returns all o, ``[B, T, H, V]``, and the last S,
+``[B, H, K, V]``. They differ in how S changes from one position to the next. Arguments that all have are q
+and k, ``[B, T, H, K]``, and v, ``[B, T, H, V]``. Vectors are rows, so ``k' v`` is a matrix. Everything is
+computed in float32 at least.
+
+Shapes: B batch, T positions, H heads, K and V widths of keys and values, N chunks of C positions.
 """
 
+import copy
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -16,171 +18,166 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 
 from hypermlp.layers.baselines import kernels
-from hypermlp.layers.baselines.parts import full_precision
+from hypermlp.layers.baselines.parts import Memory, Reach, at_least_float32, full_precision, starting_memory
 
-SCALAR_CHUNK, CHANNEL_CHUNK = 64, 16
-STRONGEST = -100.0  # what decays so is nothing in float32; stronger ones would only cost their sums accuracy
-LARGEST_EXPONENT = 40.0  # a product of two such exponentials is still a float32
-
-
-class Visible(NamedTuple):
-    """Who sees whom within chunks."""
-
-    pairs: Tensor  # bool [B or 1, 1, N or 1, C, C]: does row i see row j?
-    before: Tensor | None  # [B, 1, N, C, 1], 1 where row i sees what was before its chunk; None: all do
-
-    def keep(self, x: Tensor) -> Tensor:
-        """Zero the rows ``[..., C, *]`` that do not see what was before their chunk."""
-        return x if self.before is None else x * self.before.to(x.dtype)
-
-    def keep_for_last(self, x: Tensor) -> Tensor:
-        """Zero the rows that the chunk's last row does not see."""
-        return x if self.before is None else x * self.pairs[..., -1, :, None].to(x.dtype)
+SCALAR_CHUNK, CHANNEL_CHUNK = 64, 16  # positions in a chunk, for one decay of each head or of each channel
+STRONGEST = -100.0  # exp(-100) is 0 in float32; stronger log decays would only cost their sums accuracy
+LARGEST_EXPONENT = 40.0  # the product of two exponentials of it is still finite in float32
 
 
-def visible_in_chunks(reach: Tensor | None, length: int, size: int, device: torch.device) -> Visible:
-    index = torch.arange(size, device=device)
-    lag = index[:, None] - index
-    if reach is None:
-        return Visible((lag >= 0)[None, None, None], None)
-    spare = -length % size
-    reach = torch.cat([reach, reach[:, -1:] + torch.arange(1, spare + 1, device=device)], dim=1)
-    reach = reach.unflatten(1, (-1, size))[:, None, :, :, None]  # [B, 1, N, C, 1]
-    return Visible((lag >= 0) & (lag < reach), reach > index[:, None] + 1)
+class Chunks:
+    """A sequence cut into chunks: which rows of a chunk see each other, and how the memory decays along them.
 
-
-def in_chunks(x: Tensor, size: int) -> Tensor:
-    """``[B, T, H, *] -> [B, H, N, C, *]``, zeros behind the end, float32 at least."""
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
-    x = F.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % size))
-    return x.unflatten(1, (-1, size)).permute(0, 3, 1, 2, 4)
-
-
-def out_of_chunks(x: Tensor, length: int) -> Tensor:
-    return x.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :length]
-
-
-def decayed_pairs(left: Tensor, right: Tensor, left_sum: Tensor, right_sum: Tensor, pairs: Tensor) -> Tensor:
-    """``sum over k of left[i, k] * right[j, k] * exp(left_sum[i, k] - right_sum[j, k])`` for the pairs, else
-    0. ``[..., C, C]``
-
-    ``*_sum``: sums of log decays up to a row, ``[..., C, K or 1]``, never increasing.
+    Attributes:
+        pairs: bool ``[B or 1, 1, N or 1, C, C]``, True where row i sees row j of the same chunk.
+        before: bool ``[B, 1, N, C, 1]``, True where row i sees what is before its chunk; None if all rows do.
+        total: ``[B, H, N, C, K or 1]``, the sum of the log decays of the chunk up to row i, its own included.
+        last: ``total`` of the last row.
+        read: the sum of the log decays from the beginning of the chunk to where row i reads; here ``total``.
     """
-    if left_sum.shape[-1] == 1:
-        decay = (left_sum - right_sum.mT).masked_fill(~pairs, -torch.inf).exp()
-        return (left @ right.mT) * decay
-    middle = right_sum[..., right_sum.shape[-2] // 2, None, :].detach()
-    if _small(left_sum - middle) and _small(right_sum - middle):
-        product = (left * (left_sum - middle).exp()) @ (right * (middle - right_sum).exp()).mT
-        return product.masked_fill(~pairs, 0)
-    decay = (
-        (left_sum[..., :, None, :] - right_sum[..., None, :, :])
-        .masked_fill(~pairs[..., None], -torch.inf)
-        .exp()
-    )
-    return torch.einsum("...ik,...jk,...ijk->...ij", left, right, decay)
+
+    def __init__(self, log_decay: Tensor, reach: Reach):
+        """``log_decay``: ``[B, T, H, 1]``, or ``[B, T, H, K]`` for one of each channel."""
+        self.length = log_decay.shape[1]
+        self.size = min(SCALAR_CHUNK if log_decay.shape[-1] == 1 else CHANNEL_CHUNK, self.length)
+        self.log_decay = self.cut(log_decay)[0].clamp(min=STRONGEST)
+        self.read = self.total = self.log_decay.cumsum(-2)
+        self.last = self.total[..., -1:, :]
+        index = torch.arange(self.size, device=log_decay.device)
+        lag = index[:, None] - index
+        self.pairs, self.before = (lag >= 0)[None, None, None], None
+        if reach is not None:
+            spare = torch.arange(1, -self.length % self.size + 1, device=reach.device)
+            reach = torch.cat([reach, reach[:, -1:] + spare], dim=1)
+            reach = reach.unflatten(1, (-1, self.size))[:, None, :, :, None]  # [B, 1, N, C, 1]
+            self.pairs, self.before = self.pairs & (lag < reach), reach > index[:, None] + 1
+
+    def cut(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return the tensors in chunks, with zeros after the end: ``[B, T, H, *] -> [B, H, N, C, *]``."""
+        spare = -self.length % self.size
+        padded = (F.pad(at_least_float32(x), (0, 0, 0, 0, 0, spare)) for x in tensors)
+        return tuple(x.unflatten(1, (-1, self.size)).permute(0, 3, 1, 2, 4) for x in padded)
+
+    def join(self, x: Tensor) -> Tensor:
+        """Undo ``cut``."""
+        return x.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, : self.length]
+
+    def before_own_step(self) -> Self:
+        """Return these chunks for reading S[t-1], before the decay and the write of each row's position."""
+        other = copy.copy(self)
+        other.read, other.pairs = self.total - self.log_decay, self.pairs.tril(-1)
+        return other
+
+    def from_past(self, x: Tensor) -> Tensor:
+        """Decay ``x`` from the beginning of the chunk to each row; 0 in rows that see nothing before it."""
+        return self._hide(x * self.read.exp(), self.before)
+
+    def to_end(self, x: Tensor) -> Tensor:
+        """Decay ``x`` from each row to the end of the chunk; 0 in rows that the last row does not see."""
+        seen = None if self.before is None else self.pairs[..., -1, :, None]
+        return self._hide(x * (self.last - self.total).exp(), seen)
+
+    @property
+    def kept(self) -> Tensor:
+        """The share of the memory before each chunk that is left after it, ``[B, H, N, 1, K or 1]``."""
+        seen = None if self.before is None else self.before[..., -1:, :]
+        return self._hide(self.last.exp(), seen)
+
+    def scores(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return ``left[i] · right[j]``, decayed from row j to row i, where i sees j; else 0.
+
+        ``[B, H, N, C, C]``.
+        """
+        if self.total.shape[-1] == 1:
+            exponents = (self.read - self.total.mT).masked_fill(~self.pairs, -torch.inf)
+            return (left @ right.mT) * exponents.exp()
+        middle = self.middle
+        if _factorable(self.read - middle) and _factorable(self.total - middle):
+            product = (left * (self.read - middle).exp()) @ (right * (middle - self.total).exp()).mT
+            return product.masked_fill(~self.pairs, 0)
+        return torch.einsum("...ik,...jk,...ijk->...ij", left, right, self.decays())
+
+    @property
+    def middle(self) -> Tensor:
+        """``total`` of the middle row. Exponents relative to it are small at both ends of the chunk."""
+        return self.total[..., self.size // 2, None, :].detach()
+
+    def decays(self) -> Tensor:
+        """Return each channel's decay from row j to row i, ``[B, H, N, C, C, K]``; 0 if i does not see j."""
+        exponents = self.read[..., :, None, :] - self.total[..., None, :, :]
+        return exponents.masked_fill(~self.pairs[..., None], -torch.inf).exp()
+
+    @staticmethod
+    def _hide(x: Tensor, seen: Tensor | None) -> Tensor:
+        return x if seen is None else x.masked_fill(~seen, 0)
 
 
-def _small(exponents: Tensor) -> bool:
-    """Can they be taken apart into products? If not, or if it cannot be known, the slower form is right for
-    any decay.
+def _factorable(exponents: Tensor) -> bool:
+    """Return True if the exponentials can be separate factors of a product without overflow.
+
+    If not, or while compiling, when values are unknown, a slower form is used, which is right for any decay.
     """
     if torch.compiler.is_compiling():
         return False
     if exponents.is_meta or is_fake(exponents):
-        return True  # nothing is computed, only its size matters
-    ends = exponents.detach()[..., [0, -1], :]  # decays only add up
+        return True  # meta and fake tensors hold no values
+    ends = exponents.detach()[..., [0, -1], :]  # sums of decays are monotonic
     return ends.abs().max().item() <= LARGEST_EXPONENT
 
 
 @full_precision
 def gated_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    memory: Tensor | None = None,
-    reach: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, memory: Memory = None, reach: Reach = None
 ) -> tuple[Tensor, Tensor]:
-    """``S[t] = exp(g[t]) S[t-1] + k[t] v[t]'``, ``o[t] = q[t] S[t]``; returns all o, ``[B, T, H, V]``, and
-    the last S.
+    """``S[t] = Diag(exp(g[t])) S[t-1] + k[t]' v[t]``.
 
-    ``log_decay``: ``[B, T, H, 1]``, or ``[B, T, H, K]`` for one of each row of S.
+    ``log_decay``, g: ``[B, T, H, 1]``, or ``[B, T, H, K]`` for one of each row of S.
     """
     if kernels.usable(q, reach):
         return kernels.gated_attention(q, k, v, log_decay, memory)
-    length, size = q.shape[1], SCALAR_CHUNK if log_decay.shape[-1] == 1 else CHANNEL_CHUNK
-    size = min(size, length)
-    q, k, v, log_decay = (in_chunks(x, size) for x in (q, k, v, log_decay))
-    visible = visible_in_chunks(reach, length, size, q.device)
-    log_decay = log_decay.clamp(min=STRONGEST)
-    total = log_decay.cumsum(-2)  # within the chunk, own decay included
-    last = total[..., -1:, :]
-    own = decayed_pairs(q, k, total, total, visible.pairs) @ v
-    added = visible.keep_for_last(k * (last - total).exp()).mT @ v  # [B, H, N, K, V]
-    kept = (
-        visible.keep(last.exp().expand_as(k))[..., -1, :, None]
-        if visible.before is not None
-        else last.exp().mT
-    )
-    memories, memory = _loop(memory, kept, added)
-    return out_of_chunks(own + visible.keep(q * total.exp()) @ memories, length), memory
+    chunks = Chunks(log_decay, reach)
+    q, k, v = chunks.cut(q, k, v)
+    memories, memory = _accumulate(memory, chunks.kept.mT, chunks.to_end(k).mT @ v)
+    return chunks.join(chunks.scores(q, k) @ v + chunks.from_past(q) @ memories), memory
 
 
 @full_precision
 def gated_slots(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    memory: Tensor | None = None,
-    reach: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, memory: Memory = None, reach: Reach = None
 ) -> tuple[Tensor, Tensor]:
-    """As ``gated_attention``, but each column of S has its own decay: ``log_decay`` is ``[B, T, H, V]``."""
-    length, size = q.shape[1], min(CHANNEL_CHUNK, q.shape[1])
-    q, k, v, log_decay = (in_chunks(x, size) for x in (q, k, v, log_decay))
-    visible = visible_in_chunks(reach, length, size, q.device)
-    log_decay = log_decay.clamp(min=STRONGEST)
-    total = log_decay.cumsum(-2)
-    last = total[..., -1:, :]
-    scores = (q @ k.mT).masked_fill(~visible.pairs, 0)
-    middle = total[..., size // 2, None, :].detach()
-    if _small(total - middle):
-        own = (total - middle).exp() * (scores @ (v * (middle - total).exp()))
-    else:
-        decay = (
-            (total[..., :, None, :] - total[..., None, :, :])
-            .masked_fill(~visible.pairs[..., None], -torch.inf)
-            .exp()
-        )
-        own = torch.einsum("...ij,...jv,...ijv->...iv", scores, v, decay)
-    added = k.mT @ visible.keep_for_last(v * (last - total).exp())
-    kept = visible.keep(last.exp().expand_as(v))[..., -1:, :] if visible.before is not None else last.exp()
-    memories, memory = _loop(memory, kept, added)
-    return out_of_chunks(own + visible.keep(q) @ memories * total.exp(), length), memory
+    """``S[t] = S[t-1] Diag(exp(g[t])) + k[t]' v[t]``.
 
-
-def _loop(memory: Tensor | None, kept: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
-    """``S[n+1] = kept[n] S[n] + added[n]``:
-
-    the memories before each chunk, ``[B, H, N, K, V]``, and the one behind all.
+    ``log_decay``, g: ``[B, T, H, V]``, one for each column of S.
     """
-    current = _begin(memory, added[:, :, 0])
+    chunks = Chunks(log_decay, reach)
+    q, k, v = chunks.cut(q, k, v)
+    memories, memory = _accumulate(memory, chunks.kept, k.mT @ chunks.to_end(v))
+    scores, relative = (q @ k.mT).masked_fill(~chunks.pairs, 0), chunks.total - chunks.middle
+    if _factorable(relative):
+        own = relative.exp() * (scores @ (v * (-relative).exp()))
+    else:
+        own = torch.einsum("...ij,...jv,...ijv->...iv", scores, v, chunks.decays())
+    return chunks.join(own + chunks.from_past(q @ memories)), memory
+
+
+def _accumulate(memory: Memory, kept: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute ``S[n+1] = kept[n] * S[n] + added[n]`` over chunks n.
+
+    Returns:
+        The memories before each chunk, ``[B, H, N, K, V]``, and the memory after the last.
+    """
+    current = starting_memory(memory, added[:, :, 0])
     memories = []
-    for keep, add in _each(kept, added):
+    for keep, add in _by_chunk(kept, added):
         memories.append(current)
         current = torch.addcmul(add, keep, current)
     return torch.stack(memories, dim=2), current
 
 
-def _begin(memory: Tensor | None, like: Tensor) -> Tensor:
-    return torch.zeros_like(like) if memory is None else memory.to(like.dtype)
+def _by_chunk(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the tensors of each chunk.
 
-
-def _each(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Chunk by chunk. Taken apart at once:
-
-    the gradient of single slices would be a full tensor of zeros for each.
+    ``unbind`` splits them at once: the gradient of a single slice would be a full tensor of zeros.
     """
     return zip(*(x.unbind(2) for x in tensors), strict=True)
 
@@ -192,41 +189,30 @@ def delta_rule(
     v: Tensor,
     beta: Tensor,
     log_decay: Tensor,
-    memory: Tensor | None = None,
-    reach: Tensor | None = None,
+    memory: Memory = None,
+    reach: Reach = None,
 ) -> tuple[Tensor, Tensor]:
-    """``S[t] = exp(g[t]) (I - beta[t] k[t] k[t]') S[t-1] + beta[t] k[t] v[t]'``, ``o[t] = q[t] S[t]``.
-    ``beta``, ``g``: ``[B, T, H, 1]``
+    """``S[t] = exp(g[t]) (I - beta[t] k[t]' k[t]) S[t-1] + beta[t] k[t]' v[t]``.
 
-    Within a chunk, what row i writes is ``u[i] = beta[i] (v[i] - what its key reads)``, a triangular system
-    in the rows before it.
+    ``beta``, ``log_decay`` (g): ``[B, T, H, 1]``.
+
+    Row i writes ``k[i]' u[i]`` with ``u[i] = beta[i] (v[i] - what k[i] reads)``. Within a chunk, k[i] reads
+    what the rows before it write, so u solves a triangular system.
     """
     if kernels.usable(q, reach):
         return kernels.delta_rule(q, k, v, beta, log_decay, memory)
-    length, size = q.shape[1], min(SCALAR_CHUNK, q.shape[1])
-    q, k, v, beta, log_decay = (in_chunks(x, size) for x in (q, k, v, beta, log_decay))
-    visible = visible_in_chunks(reach, length, size, q.device)
-    log_decay = log_decay.clamp(min=STRONGEST)
-    total = log_decay.cumsum(-2)
-    last = total[..., -1:, :]
-    system = decayed_pairs(beta * k, k, total, total, visible.pairs).tril(-1)
-    reads = visible.keep(k * total.exp())
-    from_values, from_memory = _solve(system, beta * torch.cat([v, reads], dim=-1)).split(
-        [v.shape[-1], k.shape[-1]], dim=-1
-    )
-    scores = decayed_pairs(q, k, total, total, visible.pairs)
-    queries = visible.keep(q * total.exp())
-    keys = visible.keep_for_last(k * (last - total).exp()).mT
-    kept = last.exp() if visible.before is None else last.exp() * visible.before[..., -1:, :]
-    current = _begin(memory, keys[:, :, 0] @ v[:, :, 0])
-    outs = []
-    for value, reading, score, query, keep, key in _each(
-        from_values, from_memory, scores, queries, kept, keys
-    ):
+    chunks = Chunks(log_decay, reach)
+    q, k, v, beta = chunks.cut(q, k, v, beta)
+    system = chunks.scores(beta * k, k).tril(-1)
+    values, readings = _solve_both(system, beta * v, beta * chunks.from_past(k))
+    keys = chunks.to_end(k).mT
+    current, outs = starting_memory(memory, k.new_empty(*k.shape[:2], k.shape[-1], v.shape[-1])), []
+    parts = values, readings, chunks.scores(q, k), chunks.from_past(q), chunks.kept, keys
+    for value, reading, score, query, keep, key in _by_chunk(*parts):
         written = value - reading @ current
         outs.append(score @ written + query @ current)
         current = keep * current + key @ written
-    return out_of_chunks(torch.stack(outs, dim=2), length), current
+    return chunks.join(torch.stack(outs, dim=2)), current
 
 
 @full_precision
@@ -237,47 +223,40 @@ def diagonal_plus_rank_one(
     a: Tensor,
     b: Tensor,
     log_decay: Tensor,
-    memory: Tensor | None = None,
-    reach: Tensor | None = None,
+    memory: Memory = None,
+    reach: Reach = None,
 ) -> tuple[Tensor, Tensor]:
-    """``S[t] = (Diag(exp(g[t])) + b[t] a[t]') S[t-1] + k[t] v[t]'``, ``o[t] = q[t] S[t]``.
+    """``S[t] = (Diag(exp(g[t])) + b[t]' a[t]) S[t-1] + k[t]' v[t]``.
 
-    All but v are ``[B, T, H, K]``.
+    ``a``, ``b``, ``log_decay`` (g): ``[B, T, H, K]``. As in ``delta_rule``, what the rows of a chunk read
+    with their a solves a triangular system.
     """
     if kernels.usable(q, reach):
         return kernels.diagonal_plus_rank_one(q, k, v, a, b, log_decay, memory)
-    length, size = q.shape[1], min(CHANNEL_CHUNK, q.shape[1])
-    q, k, v, a, b, log_decay = (in_chunks(x, size) for x in (q, k, v, a, b, log_decay))
-    visible = visible_in_chunks(reach, length, size, q.device)
-    log_decay = log_decay.clamp(min=STRONGEST)
-    total = log_decay.cumsum(-2)
-    before = total - log_decay  # a reads S before the decay of its own step
-    last = total[..., -1:, :]
-    earlier = visible.pairs.tril(-1)
-    system = -decayed_pairs(a, b, before, total, earlier)
-    read_values = decayed_pairs(a, k, before, total, earlier) @ v
-    reads = visible.keep(a * before.exp())
-    from_values, from_memory = _solve(system, torch.cat([read_values, reads], dim=-1)).split(
-        [v.shape[-1], a.shape[-1]], dim=-1
-    )
-    from_keys = decayed_pairs(q, k, total, total, visible.pairs) @ v
-    from_writes = decayed_pairs(q, b, total, total, visible.pairs)
-    queries = visible.keep(q * total.exp())
-    keys, writes = (visible.keep_for_last(x * (last - total).exp()).mT for x in (k, b))
-    added = keys @ v
-    kept = last.exp().mT if visible.before is None else (last.exp() * visible.before[..., -1:, :]).mT
-    current = _begin(memory, added[:, :, 0])
-    outs = []
-    parts = _each(from_values, from_memory, from_keys, from_writes, queries, kept, added, writes)
-    for value, reading, own, through_writes, query, keep, add, write in parts:
+    chunks = Chunks(log_decay, reach)
+    q, k, v, a, b = chunks.cut(q, k, v, a, b)
+    earlier = chunks.before_own_step()
+    system, own_values = -earlier.scores(a, b), earlier.scores(a, k) @ v
+    values, readings = _solve_both(system, own_values, earlier.from_past(a))
+    added, writes = chunks.to_end(k).mT @ v, chunks.to_end(b).mT
+    current, outs = starting_memory(memory, added[:, :, 0]), []
+    from_keys, from_writes = chunks.scores(q, k) @ v, chunks.scores(q, b)
+    parts = values, readings, from_keys, from_writes, chunks.from_past(q), chunks.kept.mT, added, writes
+    for value, reading, own, through_writes, query, keep, add, write in _by_chunk(*parts):
         read = value + reading @ current  # a[t] S[t-1] of every row
         outs.append(own + through_writes @ read + query @ current)
         current = keep * current + add + write @ read
-    return out_of_chunks(torch.stack(outs, dim=2), length), current
+    return chunks.join(torch.stack(outs, dim=2)), current
 
 
-def _solve(strictly_lower: Tensor, right: Tensor) -> Tensor:
-    """``(I + L) x = right``."""
-    size = strictly_lower.shape[-1]
-    unit = strictly_lower + torch.eye(size, dtype=strictly_lower.dtype, device=strictly_lower.device)
-    return torch.linalg.solve_triangular(unit, right, upper=False, unitriangular=True)
+def _solve_both(strictly_lower: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Solve ``(I + L) x = right`` for two right sides."""
+    both = solve_unit_lower(strictly_lower, torch.cat([first, second], dim=-1))
+    one, other = both.split([first.shape[-1], second.shape[-1]], dim=-1)
+    return one, other
+
+
+def solve_unit_lower(strictly_lower: Tensor, right: Tensor) -> Tensor:
+    """Solve ``(I + L) x = right`` for x."""
+    identity = torch.eye(strictly_lower.shape[-1], dtype=strictly_lower.dtype, device=strictly_lower.device)
+    return torch.linalg.solve_triangular(strictly_lower + identity, right, upper=False, unitriangular=True)
