@@ -23,7 +23,7 @@ def _compute_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
     return torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
 
 
-def _tap(padded: Tensor, lag: int, length: int) -> Tensor:
+def tap_rows(padded: Tensor, lag: int, length: int) -> Tensor:
     """Return the rows of ``padded`` (x with K - 1 zero rows before it) that meet the T outputs at this
     lag.
     """
@@ -31,7 +31,7 @@ def _tap(padded: Tensor, lag: int, length: int) -> Tensor:
     return padded[:, end - length : end]
 
 
-def _hide(x: Tensor, lag: int, reach: Tensor | None) -> Tensor:
+def hide_unseen(x: Tensor, lag: int, reach: Tensor | None) -> Tensor:
     """Zero the rows of positions that do not see as far back as ``lag``."""
     return x if reach is None else x.masked_fill((reach <= lag)[:, :, None], 0)
 
@@ -44,7 +44,7 @@ def reference_conv_pair(
     outs = [x.new_zeros(x.shape[0], length, x.shape[2], dtype=dtype) for _ in range(2)]
     padded = F.pad(x, (0, 0, taps - 1, 0))
     for lag in range(taps):
-        tap = _hide(_tap(padded, lag, length).to(dtype), lag, reach)
+        tap = hide_unseen(tap_rows(padded, lag, length).to(dtype), lag, reach)
         for out, weight in zip(outs, (weight1, weight2), strict=True):
             out.addcmul_(tap, weight[:, lag])
     return outs[0].to(x.dtype), outs[1].to(x.dtype)
@@ -64,12 +64,12 @@ def _backward(
     grad_padded = torch.zeros_like(padded, dtype=dtype)
     grad_weight1, grad_weight2 = (torch.empty_like(weight, dtype=dtype) for weight in (weight1, weight2))
     for lag in range(taps):
-        tap = _tap(padded, lag, length).to(dtype)
-        grads = [_hide(grad.to(dtype), lag, reach) for grad in (grad1, grad2)]
+        tap = tap_rows(padded, lag, length).to(dtype)
+        grads = [hide_unseen(grad.to(dtype), lag, reach) for grad in (grad1, grad2)]
         for grad, weight, grad_weight in zip(
             grads, (weight1, weight2), (grad_weight1, grad_weight2), strict=True
         ):
-            _tap(grad_padded, lag, length).addcmul_(grad, weight[:, lag])
+            tap_rows(grad_padded, lag, length).addcmul_(grad, weight[:, lag])
             grad_weight[:, lag] = (grad * tap).flatten(0, 1).sum(0)
     return (
         grad_padded[:, taps - 1 :].to(x.dtype),

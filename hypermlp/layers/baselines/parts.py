@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from hypermlp.layers.state import DecodingState
 from hypermlp.layers.visibility import Visibility
-from hypermlp.ops.convolution import _hide, _tap
+from hypermlp.ops.convolution import hide_unseen, tap_rows
 
 Operator = TypeVar("Operator", bound=Callable[..., Any])
 Memory = Tensor | None
@@ -86,7 +86,7 @@ def short_conv(x: Tensor, weight: Tensor, state: DecodingState | None, reach: Re
 
 def shifted(x: Tensor, state: DecodingState | None, reach: Reach) -> Tensor:
     """Return each position's predecessor, ``[B, T, D]``; zero where a position sees none."""
-    return _hide(_with_past(x, 1, state, "previous")[:, :-1], 1, reach)
+    return hide_unseen(_with_past(x, 1, state, "previous")[:, :-1], 1, reach)
 
 
 def _with_past(x: Tensor, count: int, state: DecodingState | None, name: str) -> Tensor:
@@ -107,9 +107,9 @@ class _Conv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, length: int, reach: Reach) -> Tensor:
         ctx.save_for_backward(x, weight, reach)
-        out = _tap(x, 0, length) * weight[:, 0]
+        out = tap_rows(x, 0, length) * weight[:, 0]
         for lag in range(1, weight.shape[1]):
-            out.addcmul_(_hide(_tap(x, lag, length), lag, reach), weight[:, lag])
+            out.addcmul_(hide_unseen(tap_rows(x, lag, length), lag, reach), weight[:, lag])
         return out
 
     @staticmethod
@@ -118,9 +118,9 @@ class _Conv(torch.autograd.Function):
         x, weight, reach = ctx.saved_tensors
         grad_x, grad_weight = torch.zeros_like(x), torch.empty_like(weight)
         for lag in range(weight.shape[1]):
-            seen, length = _hide(grad, lag, reach), grad.shape[1]
-            grad_weight[:, lag] = (seen * _tap(x, lag, length)).flatten(0, 1).sum(0)
-            _tap(grad_x, lag, length).addcmul_(seen, weight[:, lag])
+            seen, length = hide_unseen(grad, lag, reach), grad.shape[1]
+            grad_weight[:, lag] = (seen * tap_rows(x, lag, length)).flatten(0, 1).sum(0)
+            tap_rows(grad_x, lag, length).addcmul_(seen, weight[:, lag])
         return grad_x, grad_weight, None, None
 
 
