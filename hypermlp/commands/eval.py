@@ -10,8 +10,8 @@ import torch
 
 from hypermlp.errors import UserError
 from hypermlp.evals import suites
+from hypermlp.models.loading import model_folder
 from hypermlp.reporting.records import check_writable, new_record, write_record
-from hypermlp.train.sample import model_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""``hypermlp info``: what is installed, what will run, and why something will not."""
+"""``hypermlp info``: versions, device, backends, and why a backend is not available."""
 
 import argparse
 import importlib.metadata
@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from hypermlp import __version__
+from hypermlp.errors import UserError
 from hypermlp.ops import build
 from hypermlp.ops.backends import BACKENDS, choose_backend
 from hypermlp.reporting.records import machine
@@ -14,6 +15,7 @@ OPTIONAL = ("triton", "transformers", "accelerate", "datasets", "lm_eval", "flas
 
 
 def gather() -> dict[str, Any]:
+    """Return everything that the command prints."""
     reasons = {name: backend.unavailable() for name, backend in BACKENDS.items()}
     return {
         "hypermlp": __version__,
@@ -29,14 +31,15 @@ def gather() -> dict[str, Any]:
 
 
 def _auto() -> str:
-    """What "auto" takes for HyperGLU on this machine; HYPERMLP_BACKEND counts."""
+    """Return the backend that "auto" chooses for HyperGLU on this CPU, or the reason why there is none."""
     try:
         return choose_backend("auto", "cpu", "glu")
-    except ValueError as error:
-        return f"nothing: {error}"
+    except UserError as error:
+        return f"none: {error}"
 
 
 def _kernels() -> str:
+    """Return the path of the built CPU kernels, or the reason why they cannot be built."""
     try:
         return str(build.library_path())
     except build.BuildError as error:
@@ -51,7 +54,7 @@ def _version(package: str) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def main(args: argparse.Namespace) -> None:
@@ -64,4 +67,4 @@ def main(args: argparse.Namespace) -> None:
         print(f"\n{title}")
         for name, value in facts[title].items():
             print(f"  {name:<24}{value}")
-    print(f'\nbackend "auto" takes: {facts["auto"]}\nkernels: {facts["kernels"]}')
+    print(f'\nbackend "auto" chooses: {facts["auto"]}\nkernels: {facts["kernels"]}')
