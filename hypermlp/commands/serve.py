@@ -3,7 +3,6 @@
 import argparse
 from pathlib import Path
 
-import transformers
 from huggingface_hub.constants import HF_HUB_CACHE
 
 from hypermlp.errors import UserError
@@ -20,27 +19,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     folder = model_folder(args.checkpoint).resolve()
-    add_model_class_to_transformers()
     Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # /v1/models fails without it
-    print(
-        f"http://{args.host}:{args.port}/v1/completions serves {folder}; "
-        "requests may leave the model out; Ctrl-C stops the server",
-        flush=True,
-    )
     try:
         from transformers.cli.serve import Serve
 
+        add_model_class_to_server()
+        print(
+            f"http://{args.host}:{args.port}/v1/completions serves {folder}; "
+            "requests may leave the model out; Ctrl-C stops the server",
+            flush=True,
+        )
         Serve(str(folder), host=args.host, port=args.port, device=args.device)
     except ImportError as error:
         raise UserError(f"serving needs more packages: pip install 'hypermlp[serve]' ({error})") from error
 
 
-def add_model_class_to_transformers() -> None:
+def add_model_class_to_server() -> None:
     """Make the server of transformers find our model class.
 
     The server does not use the registry of the Auto classes: ``ModelManager._load_model`` evaluates
-    ``getattr(transformers, config.architectures[0])``, so the class must be an attribute of the package.
-    transformers 5.22 has no other way. tests/commands/test_serve.py fails when the server begins to load
-    registered classes; then this function can be removed.
+    ``getattr(transformers, config.architectures[0])``, so the class must be an attribute of the module object
+    ``transformers`` that the server imported. transformers 5.22 has no other way. tests/commands/test_serve.py
+    fails when the server begins to load registered classes; then this function can be removed.
     """
-    setattr(transformers, HyperMLPForCausalLM.__name__, HyperMLPForCausalLM)
+    from transformers.cli.serving import model_manager
+
+    setattr(vars(model_manager)["transformers"], HyperMLPForCausalLM.__name__, HyperMLPForCausalLM)

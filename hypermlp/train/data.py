@@ -46,8 +46,8 @@ def default_cache() -> Path:
 class PreparedData:
     """Prepared data, read from its folder.
 
-    ``tokens[split]`` are the tokens, ``begins[split]`` the first token of each document. ``digest`` identifies
-    the content. One process per machine verifies the checksums.
+    ``tokens[split]`` are the tokens, ``begins[split]`` the first token of each document, and ``digest``
+    identifies the content. One process per machine verifies the checksums.
     """
 
     def __init__(self, folder: Path):
@@ -183,7 +183,8 @@ class Sequences(Dataset[dict[str, Tensor]]):
     """The training sequences 0, 1, ... of a run.
 
     A sequence has ``input_ids``, ``labels`` and ``shift_labels`` (both are the next tokens), and
-    ``document_ids`` unless ``data.packing`` is "stream". ``count`` may exceed an epoch; every epoch has its own order.
+    ``document_ids`` unless ``data.packing`` is "stream". ``count`` may exceed an epoch; every epoch has its own
+    order.
     """
 
     def __init__(self, prepared: PreparedData, split: str, data: DataSettings, *, count: int, seed: int):

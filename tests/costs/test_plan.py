@@ -146,7 +146,7 @@ def test_the_micro_batch_comes_out_even_on_many_gpus(capsys):
     assert even(load_recipe("lm-1.3b"), 64).training.micro_batch == 2, "128 sequences"
     assert main(["plan", "demo", "--count", "8", "--nodes", "2"]) == 0
     assert (
-        "8 GPUs x 1 micro-batch x 2 sequences of 256; 16, as in the recipe, do not come out even"
+        "8 GPUs x 1 micro-batch x 2 sequences of 256 (the recipe's 16 do not divide the batch evenly)"
         in capsys.readouterr().out
     )
 
@@ -164,10 +164,10 @@ def test_a_model_of_another_kind_is_refused(tmp_path, capsys):
         (["flops", "demo", "--vocab", "-3"], "--vocab is -3"),
         (
             ["flops", "demo", "--set", "data.tokenizer=somebody/tokenizer"],
-            "how many tokens 'somebody/tokenizer' has is not known",
+            "the size of tokenizer 'somebody/tokenizer' is not known",
         ),
         (["plan", "demo", "--set", "model.num_hidden_layers=-1"], "num_hidden_layers is -1"),
-        (["plan", "demo", "--set", "model.hidden_size=1e3"], "hidden_size is '1e3'"),
+        (["plan", "demo", "--set", "model.hidden_size=1e3"], "expected int, got str (value: '1e3')"),
         (
             ["plan", "demo", "--set", "model.vocab_size=100"],
             "model.vocab_size is 100; it must be at least the tokenizer's 257",

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from hypermlp.cli import main
-from hypermlp.models import HyperMLPForCausalLM
+from hypermlp.errors import UserError
+from hypermlp.models import HyperMLPForCausalLM, loading
 from hypermlp.train import checkpoints
 from hypermlp.train.folder import RunFolder
 from hypermlp.train.recipe import load_recipe
@@ -108,7 +109,7 @@ def test_init_from_is_remembered_until_the_first_checkpoint(recipe_file, tmp_pat
     recipe = load_recipe(str(recipe_file))
     final = train(recipe, tmp_path / "first")
     train(recipe, tmp_path / "second", init_from=str(final))
-    for folder in checkpoints.checkpoints(tmp_path / "second"):
+    for folder in loading.checkpoints(tmp_path / "second"):
         shutil.rmtree(folder)  # as if it had been killed earlier
     whole = losses(tmp_path / "second")
     train(recipe, tmp_path / "second", resume=True)
@@ -128,16 +129,16 @@ def test_weights_that_do_not_fit_are_refused(recipe_file, tmp_path):
 def test_a_run_goes_on_with_its_own_data_only(recipe_file, tmp_path, corpus):
     train(load_recipe(str(recipe_file), ["training.steps=4", "training.decay_steps=8"]), tmp_path / "run")
     (corpus / "00.txt").write_text("something else")
-    with pytest.raises(ValueError, match="the data is not what the run in .* was begun with"):
+    with pytest.raises(ValueError, match="the data is not what the run in .* began with"):
         train(load_recipe(str(recipe_file), ["training.decay_steps=8"]), tmp_path / "run", resume=True)
 
 
 def test_one_process_writes_to_a_folder(recipe_file, tmp_path):
-    first = RunFolder(tmp_path / "run")
-    first.lock()
-    with pytest.raises(ValueError, match="another process is training in"):
+    with (
+        RunFolder(tmp_path / "run").lock(),
+        pytest.raises(UserError, match="another process is training in"),
+    ):
         train(load_recipe(str(recipe_file)), tmp_path / "run")
-    first.unlock()
     train(load_recipe(str(recipe_file)), tmp_path / "run")
 
 
@@ -155,12 +156,12 @@ def test_damaged_checkpoints_do_not_crowd_out_good_ones(recipe_file, tmp_path, s
     """Neither stops the run, and none is kept in the place of a good one."""
     run = tmp_path / "run"
     train(load_recipe(str(recipe_file)), run)
-    for folder in checkpoints.checkpoints(run):
+    for folder in loading.checkpoints(run):
         (folder / "complete.json").write_text(seal)
     (run / "checkpoint-7").write_text("a stray file")
     train(load_recipe(str(recipe_file), ["training.steps=6", "training.decay_steps=8"]), run, resume=True)
-    assert [folder.name for folder in checkpoints.checkpoints(run)] == ["checkpoint-6", "checkpoint-4"]
-    assert checkpoints.newest_complete(run).name == "checkpoint-6"
+    assert [folder.name for folder in loading.checkpoints(run)] == ["checkpoint-6", "checkpoint-4"]
+    assert loading.newest_complete(run).name == "checkpoint-6"
 
 
 def test_a_loss_that_is_no_number_stops_with_its_batch(recipe_file, tmp_path, prepared):
@@ -229,7 +230,7 @@ def test_a_signal_saves_and_stops(recipe_file, tmp_path, server, number):
     os.kill(process.pid, number)
     process.join(60)
     assert process.exitcode == 0
-    assert 3 <= checkpoints.step_of(checkpoints.newest_complete(run)) < 500
+    assert 3 <= loading.step_of(loading.newest_complete(run)) < 500
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(recipe_file, tmp_path, server):
@@ -241,7 +242,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(recipe_file, tmp_path, server)
     process.start()
     process.join(60)
     assert process.exitcode == 2
-    assert checkpoints.newest_complete(run).name == "checkpoint-4"
+    assert loading.newest_complete(run).name == "checkpoint-4"
     assert_same(before, everything(run / "checkpoint-4"))
     assert not list((run / checkpoints.ASIDE).glob("*"))
 
@@ -254,7 +255,7 @@ def test_killed_at_20_random_moments_the_weights_are_the_same(recipe_file, tmp_p
     settings = ["--set", "training.steps=24", "--set", "training.save_every=1", "--set", "training.keep=1"]
 
     def step(folder):
-        return max(map(checkpoints.step_of, checkpoints.checkpoints(folder)), default=0)
+        return max(map(loading.step_of, loading.checkpoints(folder)), default=0)
 
     def attempt(folder, kill_after=None):
         process = server.Process(
