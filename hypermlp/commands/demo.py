@@ -24,7 +24,7 @@ def main(args: argparse.Namespace) -> None:
     console.print(f"operator backends: {', '.join(available_backends())}\n")
     folder = Path(args.out or tempfile.mkdtemp(prefix="hypermlp-demo-"))
     expectations = run.show_recall(console) + run.show_language(console, folder)
-    console.print(run.results(expectations))
+    print(run.results(expectations).terminal())
     console.print(f"{time.monotonic() - began:.0f} s in all")
     failed = sum(not each.holds for each in expectations)
     if failed:

@@ -64,7 +64,5 @@ def main(args: argparse.Namespace) -> None:
         return
     print(f"hypermlp {facts['hypermlp']}")
     for title in ("machine", "backends", "packages"):
-        print(f"\n{title}")
-        for name, value in facts[title].items():
-            print(f"  {name:<24}{value}")
+        print("", title, *(f"  {name:<24}{value}" for name, value in facts[title].items()), sep="\n")
     print(f'\nbackend "auto" chooses: {facts["auto"]}\nkernels: {facts["kernels"]}')

@@ -38,9 +38,10 @@ def add_model_class_to_server() -> None:
     """Make the server of transformers find our model class.
 
     The server does not use the registry of the Auto classes: ``ModelManager._load_model`` evaluates
-    ``getattr(transformers, config.architectures[0])``, so the class must be an attribute of the module object
-    ``transformers`` that the server imported. transformers 5.22 has no other way. tests/commands/test_serve.py
-    fails when the server begins to load registered classes; then this function can be removed.
+    ``getattr(transformers, config.architectures[0])``, so the class must be an attribute of the module
+    ``transformers`` that the server imported, which is not always ours. transformers 5.22 has no other way.
+    tests/commands/test_serve.py fails when the server begins to load registered classes; then this function
+    can be removed.
     """
     from transformers.cli.serving import model_manager
 

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,7 +51,7 @@ GPUS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """The needs of one training run. Memory and times are those of one GPU."""
 

@@ -3,16 +3,14 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from rich import box
 from rich.console import Console
-from rich.live import Live
 from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from hypermlp.demo import language
-from hypermlp.demo.recall import EVALUATE_EVERY, Racer, race, racers
+from hypermlp.demo.recall import EVALUATE_EVERY, race, racers
+from hypermlp.reporting.table import Table
 from hypermlp.train.recipe import load_recipe
 
 SEED = 1
@@ -33,12 +31,18 @@ def show_recall(console: Console) -> list[Expectation]:
     console.print("A sequence assigns values to keys. Then a key is given, and the model predicts its value.")
     console.print("The accuracy is measured on new sequences; chance is 12 %.\n")
     field = racers(SEED)
-    with Live(standings(field), console=console, refresh_per_second=4) as live:
+    columns = [
+        TextColumn(text)
+        for text in ("{task.description}", "{task.percentage:>3.0f} %", "{task.fields[steps]}")
+    ]
+    with Progress(*columns[:1], BarColumn(40), *columns[1:], console=console) as display:
+        bars = [display.add_task(f"{racer.name:<18} {racer.label}", total=1.0, steps="") for racer in field]
         for _ in race(field, SEED):
-            live.update(standings(field))
+            for bar, racer in zip(bars, field, strict=True):
+                display.update(bar, completed=racer.accuracy, steps=f"{racer.step} steps")
             if not console.is_terminal and field[-1].step % (5 * EVALUATE_EVERY) == 0:
                 accuracies = (f"{racer.name} {racer.accuracy:.0%}" for racer in field)
-                live.console.print(*accuracies, f"step {field[-1].step}", sep="  ")
+                console.print(*accuracies, f"step {field[-1].step}", sep="  ")
     console.print()
     glu, rope, plain = field
     reached = f"{rope.step} steps" if rope.solved else f"{rope.accuracy:.0%} after {rope.step} steps"
@@ -50,16 +54,6 @@ def show_recall(console: Console) -> list[Expectation]:
             "softmax without positions", "below 60 % by then", f"{plain.accuracy:.0%}", plain.accuracy < 0.6
         ),
     ]
-
-
-def standings(field: list[Racer]) -> Table:
-    """Return the table of a race's current state, with a bar for each accuracy."""
-    table = Table("model", "label", "steps", "accuracy", "", "", box=box.SIMPLE_HEAD)
-    for racer in field:
-        bar = ProgressBar(total=1.0, completed=racer.accuracy, width=40)
-        solved = "solved" if racer.solved else ""
-        table.add_row(racer.name, racer.label, f"{racer.step:>5}", f"{racer.accuracy:>8.0%}", bar, solved)
-    return table
 
 
 def show_language(console: Console, folder: Path) -> list[Expectation]:
@@ -85,7 +79,5 @@ def show_language(console: Console, folder: Path) -> list[Expectation]:
 
 def results(expectations: list[Expectation]) -> Table:
     """Return the table of all expectations and whether they hold."""
-    table = Table("", "expected", "got", "", box=box.SIMPLE_HEAD)
-    for each in expectations:
-        table.add_row(*each[:3], "[green]yes[/green]" if each.holds else "[red]no[/red]")
-    return table
+    rows = [[*each[:3], "yes" if each.holds else "no"] for each in expectations]
+    return Table(["", "expected", "got", "as expected"], rows, frozenset({"expected", "got"}))

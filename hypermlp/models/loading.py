@@ -6,7 +6,6 @@ file matches. hypermlp/train/checkpoints.py writes the seal. Incomplete checkpoi
 
 import hashlib
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from hypermlp.models.configuration_hypermlp import HyperMLPConfig
 from hypermlp.models.modeling_hypermlp import HyperMLPForCausalLM
 
 SEAL = "complete.json"
-CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 ALLOWED = "a folder of save_pretrained, a checkpoint, or a run of `hypermlp train`"
 
 
@@ -42,8 +40,8 @@ def problem(folder: Path) -> str | None:
 
 def step_of(folder: Path) -> int:
     """Return the step in the name ``checkpoint-STEP``, or -1 for any other name."""
-    match = CHECKPOINT.fullmatch(folder.name)
-    return -1 if match is None else int(match[1])
+    step = folder.name.removeprefix("checkpoint-")
+    return int(step) if step.isdecimal() else -1
 
 
 def checkpoints(run: Path) -> list[Path]:

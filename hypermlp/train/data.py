@@ -5,7 +5,6 @@ and a description with checksums. Sequences are a pure function of (data, seed, 
 counting.
 """
 
-import contextlib
 import hashlib
 import itertools
 import json
@@ -148,9 +147,8 @@ def _write_tokens(
     lengths = {split: array("q") for split in SPLITS}
     # A slow bar, shown only if preparing takes longer than a few seconds: a log gets a line now and then.
     bar = tqdm(desc=f"preparing {data.source}", unit=" tokens", delay=5, mininterval=10, disable=quiet)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(bar)
-        files = {split: stack.enter_context(open(folder / f"{split}.bin", "wb")) for split in SPLITS}
+    with bar, open(folder / "train.bin", "wb") as train, open(folder / "validation.bin", "wb") as validation:
+        files = {"train": train, "validation": validation}
         for ids, split in _encoded(data, tokenizer):
             files[split].write(np.asarray(ids, dtype=dtype).tobytes())
             lengths[split].append(len(ids))
@@ -183,8 +181,8 @@ class Sequences(Dataset[dict[str, Tensor]]):
     """The training sequences 0, 1, ... of a run.
 
     A sequence has ``input_ids``, ``labels`` and ``shift_labels`` (both are the next tokens), and
-    ``document_ids`` unless ``data.packing`` is "stream". ``count`` may exceed an epoch; every epoch has its own
-    order.
+    ``document_ids`` unless ``data.packing`` is "stream". ``count`` may exceed an epoch; every epoch has its
+    own order.
     """
 
     def __init__(self, prepared: PreparedData, split: str, data: DataSettings, *, count: int, seed: int):

@@ -30,28 +30,17 @@ class TrainingLog(TrainerCallback):
         held = gather_from_processes(sharding.local_size(model), args)
         if not state.is_world_process_zero:
             return
-        write_text(self.path, "".join(json.dumps(record) + "\n" for record in self._kept(state.global_step)))
         parameters = sum(p.numel() for p in model.parameters())
-        self._append({"step": state.global_step, "parameters": parameters, "held_by_process": held})
+        beginning = {"step": state.global_step, "parameters": parameters, "held_by_process": held}
+        # A resumed run's history ends with its checkpoint: what was logged later is logged again.
+        records = [*(self._record(logs, logs["step"]) for logs in state.log_history), beginning]
+        write_text(self.path, "".join(json.dumps(record) + "\n" for record in records))
         processes = "1 process" if len(held) == 1 else f"{len(held)} processes"
         shares = " and ".join(f"{count:,}" for count in held)
         print(f"{self.recipe.name}: {processes}, holding {shares} parameters", flush=True)
 
-    def _append(self, record: dict[str, Any]) -> None:
-        with open(self.path, "a") as file:
-            file.write(json.dumps(record) + "\n")
-
-    def _kept(self, step: int) -> list[dict[str, Any]]:
-        """Return the records up to ``step``; a resumed run logs the later ones again."""
-        records = []
-        for line in self.path.read_text().splitlines() if self.path.exists() and step else []:
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:  # the process was killed while it wrote this line
-                continue
-            if isinstance(record, dict) and record.get("step", step + 1) <= step:
-                records.append(record)
-        return records
+    def _record(self, logs: dict[str, float], step: int) -> dict[str, float]:
+        return {"step": step, "tokens": step * self.recipe.training.batch_tokens, **logs}
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any
@@ -60,7 +49,8 @@ class TrainingLog(TrainerCallback):
         if not state.is_world_process_zero or not logs or "train_runtime" in logs:
             return
         step, batch_tokens = state.global_step, self.recipe.training.batch_tokens
-        self._append({"step": step, "tokens": step * batch_tokens, **logs})
+        with open(self.path, "a") as file:
+            file.write(json.dumps(self._record(logs, step)) + "\n")
         shown = [f"{name} {logs[name]:.4f}" for name in LOSSES if name in logs]
         if shown:
             seconds = (time.monotonic() - self.began) / max(1, step - self.first_step)  # of a step

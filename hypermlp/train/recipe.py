@@ -7,7 +7,6 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +25,7 @@ RECIPE_FOLDERS = [
 ]  # in the package; in a checkout
 
 
-@dataclass(kw_only=True)
+@dataclasses.dataclass(kw_only=True)
 class DataSettings:
     """What is read, and how it is cut into training sequences."""
 
@@ -55,7 +54,7 @@ class DataSettings:
     """Folder for prepared data; null for the user's cache folder."""
 
 
-@dataclass(kw_only=True)
+@dataclasses.dataclass(kw_only=True)
 class TrainingSettings:
     """Length, batch, optimizer, and what is written when."""
 
@@ -78,7 +77,7 @@ class TrainingSettings:
     """Weight decay of AdamW."""
     decayed: Literal["matrices", "all"] = "matrices"
     """Parameters with weight decay: "matrices" for those of two or more dimensions, or "all"."""
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    betas: list[float] = dataclasses.field(default_factory=lambda: [0.9, 0.95])
     """The two beta coefficients of AdamW."""
     eps: float = 1e-8
     """Epsilon of AdamW."""
@@ -100,7 +99,7 @@ class TrainingSettings:
     """Steps between log lines."""
     explosion: float = 3.0
     """Stop when the loss exceeds this many times its recent mean."""
-    report_to: list[str] = field(default_factory=lambda: ["tensorboard"])
+    report_to: list[str] = dataclasses.field(default_factory=lambda: ["tensorboard"])
     """Trackers that Trainer reports to besides metrics.jsonl, such as "tensorboard" or "wandb"."""
     sharding: bool = False
     """Shard parameters, gradients and optimizer over the processes (FSDP2) instead of copying them (DDP)."""
@@ -139,7 +138,7 @@ RULES: list[tuple[str, Callable[[Any], bool], str]] = [  # fields, test of a val
 ]
 
 
-@dataclass(kw_only=True)
+@dataclasses.dataclass(kw_only=True)
 class Recipe:
     """A training run."""
 

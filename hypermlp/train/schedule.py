@@ -1,5 +1,6 @@
 """The learning rate of each step, and which parameters have weight decay."""
 
+import itertools
 import math
 from typing import Any
 
@@ -29,13 +30,13 @@ def optimizer_groups(model: nn.Module, training: TrainingSettings) -> list[dict[
     undecayed = {
         id(getattr(m, name)) for m in model.modules() if isinstance(m, Baseline) for name in m.undecayed
     }
-    decayed: list[nn.Parameter] = []
-    rest: list[nn.Parameter] = []
-    for parameter in (p for p in model.parameters() if p.requires_grad):
-        is_matrix = parameter.dim() >= 2 and id(parameter) not in undecayed
-        (decayed if training.decayed == "all" or is_matrix else rest).append(parameter)
+
+    def decays(parameter: nn.Parameter) -> bool:
+        return training.decayed == "all" or (parameter.dim() >= 2 and id(parameter) not in undecayed)
+
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
-        {"params": decayed, "weight_decay": training.weight_decay},
-        {"params": rest, "weight_decay": 0.0},
+        {"params": list(filter(decays, parameters)), "weight_decay": training.weight_decay},
+        {"params": list(itertools.filterfalse(decays, parameters)), "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import SequentialSampler, default_collate
 from transformers import Trainer, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
@@ -37,12 +35,11 @@ class BadLossError(UserError):
 def training_arguments(recipe: Recipe, folder: Path, processes: int) -> TrainingArguments:
     """Return Trainer's arguments for a recipe that ``processes`` processes train."""
     training = recipe.training
-    trackers = {*INTEGRATION_TO_CALLBACK, "all", "none"}
     require(
         "training.report_to",
         training.report_to,
-        trackers.issuperset(training.report_to),
-        f"a list with some of {', '.join(sorted(trackers))}",
+        set(training.report_to) <= {*INTEGRATION_TO_CALLBACK, "all", "none"},
+        f"a list with some of {', '.join(sorted(INTEGRATION_TO_CALLBACK))}",
     )
     cpu = not torch.cuda.is_available()
     return TrainingArguments(
@@ -94,23 +91,25 @@ class LMTrainer(Trainer):
         """Take sequences in the order of ``Sequences``, which shuffles by index."""
         return SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
 
-    def create_optimizer(self, *_args: Any) -> Optimizer:
+    def create_optimizer(self, *_args: Any) -> torch.optim.Optimizer:
         if self.optimizer is None:
             training = self.recipe.training
             if (
                 self.sharded
             ):  # here: after a checkpoint's weights are loaded, before the optimizer sees parameters
                 sharding.shard(self.model)
-            first, second = training.betas
-            self.optimizer = AdamW(
-                optimizer_groups(self.model, training), training.learning_rate, (first, second), training.eps
+            self.optimizer = torch.optim.AdamW(
+                optimizer_groups(self.model, training),
+                training.learning_rate,
+                (training.betas[0], training.betas[1]),
+                training.eps,
             )
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         if self.lr_scheduler is None:
             training = self.recipe.training
-            self.lr_scheduler = LambdaLR(
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
                 optimizer or self.optimizer, lambda step: learning_rate_factor(step, training)
             )
         return self.lr_scheduler
@@ -118,20 +117,14 @@ class LMTrainer(Trainer):
     def training_step(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
         loss = super().training_step(model, inputs, *args, **kwargs)
         value, step = float(loss) * self.args.gradient_accumulation_steps, self.state.global_step
-        usual = statistics.fmean(self.recent) if len(self.recent) == RECENT else math.inf
-        # Written so that NaN fails the comparison.
-        if not (value < math.inf and value <= self.recipe.training.explosion * usual):
+        usual = statistics.fmean(self.recent) if len(self.recent) == RECENT else None
+        limit = math.inf if usual is None else self.recipe.training.explosion * usual
+        if not math.isfinite(value) or value > limit:
             path = self.folder / f"bad-batch-step-{step}.json"
             batch = {name: x.tolist() for name, x in inputs.items()}
-            record = {
-                "step": step,
-                "loss": value,
-                "usual": usual if usual < math.inf else None,
-                "batch": batch,
-            }
-            write_text(path, json.dumps(record))
+            write_text(path, json.dumps({"step": step, "loss": value, "usual": usual, "batch": batch}))
             raise BadLossError(
-                f"the loss is {value} at step {step} (recent mean {record['usual']}); "
+                f"the loss is {value} at step {step} (recent mean: {usual}); "
                 f"the batch is in {path}. Look at that batch, or {ADVICE}."
             )
         self.recent.append(value)
@@ -210,7 +203,7 @@ class LMTrainer(Trainer):
                 group["lr"] = rate  # the scheduler would only set it at its next step
             self.recent.extend(json.loads(Path(checkpoint, RECENT_LOSSES).read_text()))
 
-    def _adamw(self) -> AdamW:
+    def _adamw(self) -> torch.optim.AdamW:
         return getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate wraps it
 
     def _get_output_dir(self, trial: Any = None) -> str:

@@ -37,7 +37,9 @@ def test_an_unknown_command_fails(capsys):
     assert "unknown command 'nonsense'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error", [UserError("--json is wrong; name a file"), FileNotFoundError("no such file: x")])
+@pytest.mark.parametrize(
+    "error", [UserError("--json is wrong; name a file"), FileNotFoundError("no such file: x")]
+)
 def test_a_mistake_of_the_user_is_one_line(monkeypatch, capsys, error):
     def fail(args):
         raise error

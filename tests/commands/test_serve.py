@@ -28,6 +28,8 @@ def test_the_server_does_not_load_registered_models_by_itself(checkpoint, manage
 
 def test_the_adapter_makes_the_server_load_our_model(checkpoint, manager, monkeypatch):
     """If this fails, the server looks models up in another place, and the adapter must follow."""
-    monkeypatch.setattr(model_manager.transformers, "HyperMLPForCausalLM", None, raising=False)  # to be undone
+    monkeypatch.setattr(
+        model_manager.transformers, "HyperMLPForCausalLM", None, raising=False
+    )  # to be undone
     add_model_class_to_server()
     assert type(manager._load_model(checkpoint)) is HyperMLPForCausalLM

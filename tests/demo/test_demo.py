@@ -11,7 +11,9 @@ from hypermlp.demo.run import Expectation
 @pytest.mark.parametrize(("holds", "code"), [(True, 0), (False, 2)])
 def test_the_exit_code_means_it(monkeypatch, capsys, holds, code):
     monkeypatch.setattr(run, "show_recall", lambda console: [Expectation("recall", "much", "some", holds)])
-    monkeypatch.setattr(run, "show_language", lambda console, folder: [Expectation("loss", "low", "low", True)])
+    monkeypatch.setattr(
+        run, "show_language", lambda console, folder: [Expectation("loss", "low", "low", True)]
+    )
     assert main(["demo"]) == code
     out = capsys.readouterr().out
     assert ("no" in out.split()) is not holds

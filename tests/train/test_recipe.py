@@ -84,12 +84,18 @@ def test_rates_in_yaml(recipe_file):
             ["training.learning_rate={S-p: 1e-3}"],
             r"model.mixer is 'G-cg-q-12o'; it must be a key of training.learning_rate \{'S-p': '1e-3'\}, or",
         ),
-        (["training.learning_rate={S-p: 1e-3}", "model.mixer=[S-p, S-p]"], r"model.mixer is \['S-p', 'S-p'\]"),
+        (
+            ["training.learning_rate={S-p: 1e-3}", "model.mixer=[S-p, S-p]"],
+            r"model.mixer is \['S-p', 'S-p'\]",
+        ),
         (["training.learning_rate={S-q: 1e-3, default: 1e-3, 3: 1e-3}"], "3"),
         (["training.learning_rate={spp: 1e-3, default: 1e-3}"], "unknown mixer 'spp'"),
         (["training.learning_rate={default: fast}"], "training.learning_rate is 'fast'; it must be float"),
         (["training.min_learning_rate=ten%"], "training.min_learning_rate, in percent, is 'ten'"),
-        (["training.min_learning_rate=-10%"], "training.min_learning_rate is -0.0002; it must be zero or more"),
+        (
+            ["training.min_learning_rate=-10%"],
+            "training.min_learning_rate is -0.0002; it must be zero or more",
+        ),
     ],
 )
 def test_rates_that_cannot_be_resolved(recipe_file, overrides, message):
