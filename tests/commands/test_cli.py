@@ -1,4 +1,4 @@
-"""The program, as a user calls it."""
+"""The program ``hypermlp``, called like a user calls it."""
 
 import json
 import subprocess

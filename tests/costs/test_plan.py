@@ -1,4 +1,4 @@
-"""The plan is what the models are: counted against ones that run here."""
+"""The planned costs equal those of models that are built or trained here."""
 
 import json
 
@@ -47,7 +47,7 @@ def test_memory_is_within_15_percent_of_a_real_step(changes):
     recipe = load_recipe("cpu-mini", [*SMALL, *changes])
     prepared = prepare(recipe.data, quiet=True)
     step = training_step(recipe, prepared)
-    step()  # AdamW makes its moments
+    step()  # the first step allocates AdamW's moments
     with use_backend("blocked"):
         real = peak_bytes(step)
     config = recipe.model_config(len(prepared.tokenizer))
@@ -55,7 +55,7 @@ def test_memory_is_within_15_percent_of_a_real_step(changes):
 
 
 def test_flops_outside_the_core_are_those_of_the_products():
-    """Every linear layer, and the head; the core's are tested in test_budget.py."""
+    """The sum covers every linear layer and the head; tests/costs/test_mixer.py tests the core."""
     config = load_recipe("demo").model_config(257)
     model = HyperMLPForCausalLM(config).eval()
     inside = [module for module in model.modules() if isinstance(module, nn.Linear)]
@@ -181,6 +181,7 @@ def test_a_model_of_another_kind_is_refused(tmp_path, capsys):
         (["flops", "demo", "--length", "100000"], "--length is 100000"),
         (["flops", "nothing"], "nothing"),
         (["flops", "tests"], "tests has no model"),
+        (["plan", "tests", "--set", "model.rank=4"], "--set cannot change the model of tests"),
     ],
 )
 def test_errors_before_work(words, said, capsys):

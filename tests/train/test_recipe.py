@@ -1,4 +1,4 @@
-"""Recipes: every key known, every value possible, numbers as written."""
+"""Loading recipes: keys, types and values are checked, overrides and learning rates are resolved."""
 
 import pytest
 import yaml
@@ -46,7 +46,7 @@ def test_values_and_overrides(recipe_file):
         ("extra.key=5", "'extra'; it must be one of name, model, data, training"),
     ],
 )
-def test_what_is_wrong_is_said_before_any_work(recipe_file, override, message):
+def test_mistakes_are_reported_before_any_work(recipe_file, override, message):
     with pytest.raises(ValueError, match=message):
         load_recipe(str(recipe_file), [override])
 
@@ -58,7 +58,7 @@ RATES = "training.learning_rate={S-p: 1e-3, gla: 2e-3, default: 4e-3}"
     ("mixer", "rate"), [("S-p", 1e-3), ("gla", 2e-3), ("G-cg-q-12o", 4e-3), ("[S-p, gla]", 4e-3)]
 )
 def test_a_learning_rate_for_each_mixer(recipe_file, mixer, rate):
-    """It is resolved when the recipe is loaded, so records and digests hold a plain number."""
+    """The table is resolved when the recipe is loaded, so records and digests hold a plain number."""
     table = load_recipe(str(recipe_file), [RATES, "training.min_learning_rate=10%", f"model.mixer={mixer}"])
     plain = load_recipe(
         str(recipe_file),
@@ -120,7 +120,7 @@ def test_missing_keys(tmp_path):
 
 
 @pytest.mark.parametrize("override", ['model.hidden_size="32"', "model.mixer=5", "model.mixer=Q"])
-def test_a_model_that_cannot_be_is_a_plain_error(recipe_file, override):
+def test_an_impossible_model_is_a_mistake_of_the_user(recipe_file, override):
     with pytest.raises(ValueError, match="model"):
         load_recipe(str(recipe_file), [override]).model_config(257)
 
