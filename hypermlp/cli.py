@@ -1,8 +1,8 @@
 """The program ``hypermlp``: it imports a command's module when the command is called, and runs it."""
 
 import argparse
-import importlib
 import os
+import pkgutil
 import sys
 from typing import Any, NamedTuple
 
@@ -69,41 +69,31 @@ COMMANDS = {
 def implementation(name: str) -> Any:
     """Import what implements a command: an object with ``add_arguments(parser)`` and ``main(args)``.
 
-    By convention, ``flops`` is the module hypermlp.commands.flops, and ``mad run`` is the class RunCommand in
-    the module hypermlp.commands.mad.
+    By convention, ``flops`` is the module hypermlp.commands.flops, ``gpu-check`` hypermlp.commands.gpu_check,
+    and ``mad run`` is the class RunCommand in the module hypermlp.commands.mad.
     """
-    word, *subcommands = name.split()
+    word, *subcommands = name.replace("-", "_").split()
     convention = ":".join([f"hypermlp.commands.{word}", *(f"{sub.title()}Command" for sub in subcommands)])
-    module, _, inner = (COMMANDS[name].place or convention).partition(":")
-    found = importlib.import_module(module)
-    return getattr(found, inner) if inner else found
-
-
-def overview(group: str = "") -> str:
-    """Return the list of all commands, or of those whose name begins with ``group``."""
-    listed = {name: command for name, command in COMMANDS.items() if name.startswith(group)}
-    width = max(map(len, listed))
-    lines = [f"  {name:<{width}}  {command.summary}" for name, command in listed.items()]
-    return "\n".join(
-        [f"usage: hypermlp {group}COMMAND ...\n", *lines, "\nhypermlp COMMAND --help explains one command."]
-    )
+    return pkgutil.resolve_name(COMMANDS[name].place or convention)
 
 
 def explain(words: list[str]) -> int:
-    """Print the overview for words that name no command, and return the exit code: 0 if they ask for help."""
-    group = words[0] + " " if words else ""
-    subcommands = [name.removeprefix(group) for name in COMMANDS if group and name.startswith(group)]
-    listed = overview(group if subcommands else "")
-    if not words or words[-1] in ("-h", "--help"):
-        print(listed)
-        return 0
-    problem = (
-        f"{words[0]!r} needs one of: {', '.join(subcommands)}"
-        if subcommands
-        else f"unknown command {words[0]!r}"
-    )
-    print(f"hypermlp: {problem}\n{listed}", file=sys.stderr)
-    return 2
+    """Print the commands for words that name none of them; return the exit code, 0 if the words ask for help.
+
+    Only the subcommands are listed if the first word has some.
+    """
+    group = next((f"{words[0]} " for name in COMMANDS if words and name.startswith(f"{words[0]} ")), "")
+    listed = {name: command.summary for name, command in COMMANDS.items() if name.startswith(group)}
+    asked_for_help = not words or words[-1] in ("-h", "--help")
+    stream = sys.stdout if asked_for_help else sys.stderr
+    if not asked_for_help:
+        subcommands = ", ".join(name.removeprefix(group) for name in listed)
+        needed = f"{words[0]!r} needs one of: {subcommands}" if group else f"unknown command {words[0]!r}"
+        print(f"hypermlp: {needed}", file=stream)
+    lines = [f"  {name:<{max(map(len, listed))}}  {summary}" for name, summary in listed.items()]
+    print(f"usage: hypermlp {group}COMMAND ...\n", *lines, sep="\n", file=stream)
+    print("\nhypermlp COMMAND --help explains one command, with an example.", file=stream)
+    return 0 if asked_for_help else 2
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -47,9 +47,8 @@ def main(args: argparse.Namespace) -> None:
     transformers.logging.disable_progress_bar()
     model, tokenizer = load(args.checkpoint)
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
-    settings: dict[str, Any] = {"do_sample": False}
-    if args.temperature > 0:
-        settings = {"do_sample": True, "temperature": args.temperature, "top_k": args.top_k}
+    drawn = {"do_sample": True, "temperature": args.temperature, "top_k": args.top_k}
+    settings = drawn if args.temperature > 0 else {"do_sample": False}
     speed = stream(model, tokenizer, prompt, args.tokens, settings)
     print(f"{speed:.0f} tokens/s", file=sys.stderr)
 

@@ -18,7 +18,6 @@ from hypermlp.models.configuration_hypermlp import HyperMLPConfig
 from hypermlp.models.modeling_hypermlp import HyperMLPForCausalLM
 
 SEAL = "complete.json"
-ALLOWED = "a folder of save_pretrained, a checkpoint, or a run of `hypermlp train`"
 
 
 def file_digest(path: Path) -> str:
@@ -77,7 +76,10 @@ def model_folder(name: str) -> Path:
             return folder
     newest = newest_complete(run)
     if newest is None:
-        raise UserError(f"{name} {'has no model' if run.is_dir() else 'is not a folder'}; allowed: {ALLOWED}")
+        raise UserError(
+            f"{name} {'has no model' if run.is_dir() else 'is not a folder'}; "
+            "allowed: a folder of save_pretrained, a checkpoint, or a run of `hypermlp train`"
+        )
     return newest
 
 

@@ -89,7 +89,10 @@ def train(
         checkpoint = _checkpoint_to_resume(run, recipe, resume)
         done = 0 if checkpoint is None else step_of(checkpoint)
         if done >= recipe.training.steps and problem(folder / "final") is None:
-            print(f"{folder} has {done} of {recipe.training.steps} steps already: nothing to do", flush=True)
+            print(
+                f"{folder} has {done} steps, training.steps is {recipe.training.steps}: nothing to do",
+                flush=True,
+            )
             return folder / "final"
         transformers.logging.disable_progress_bar()  # it would show a bar for every checkpoint
         prepared = prepare(recipe.data)

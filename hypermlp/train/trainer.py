@@ -94,9 +94,8 @@ class LMTrainer(Trainer):
     def create_optimizer(self, *_args: Any) -> torch.optim.Optimizer:
         if self.optimizer is None:
             training = self.recipe.training
-            if (
-                self.sharded
-            ):  # here: after a checkpoint's weights are loaded, before the optimizer sees parameters
+            # Shard after a checkpoint's weights are loaded and before the optimizer sees the parameters.
+            if self.sharded:
                 sharding.shard(self.model)
             self.optimizer = torch.optim.AdamW(
                 optimizer_groups(self.model, training),
