@@ -1,3 +1,5 @@
+"""Run the program as ``python -m hypermlp``."""
+
 import sys
 
 from hypermlp.cli import main

@@ -12,7 +12,7 @@ from hypermlp.commands.shared import require_at_least, require_writable, save_re
 from hypermlp.errors import UserError
 from hypermlp.evals import run, suites
 from hypermlp.evals.table import score_table
-from hypermlp.train.sample import model_folder
+from hypermlp.models.loading import model_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""``hypermlp info``: what is installed, what will run, and why something will not."""
+"""``hypermlp info``: versions, device, backends, and why a backend is not available."""
 
 import argparse
 import importlib.metadata
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hypermlp import __version__
+from hypermlp.errors import UserError
 from hypermlp.ops import build
 from hypermlp.ops.arguments import Request
 from hypermlp.ops.dispatch import BACKENDS, choose_backend
@@ -17,6 +18,7 @@ OPTIONAL = ("triton", "transformers", "accelerate", "datasets", "lm_eval", "flas
 
 
 def gather() -> dict[str, Any]:
+    """Return everything that the command prints."""
     reasons = {name: backend.unavailable() for name, backend in BACKENDS.items()}
     return {
         "hypermlp": __version__,
@@ -32,14 +34,15 @@ def gather() -> dict[str, Any]:
 
 
 def _auto() -> str:
-    """What "auto" takes for HyperGLU on this machine; HYPERMLP_BACKEND counts."""
+    """Return the backend that "auto" chooses for HyperGLU on this CPU, or the reason why there is none."""
     try:
         return choose_backend("auto", Request("attention", "cpu", torch.float32, "glu", mixed=True)).name
-    except ValueError as error:
-        return f"nothing: {error}"
+    except UserError as error:
+        return f"none: {error}"
 
 
 def _kernels() -> str:
+    """Return the path of the built CPU kernels, or the reason why they cannot be built."""
     try:
         return str(build.library_path())
     except build.BuildError as error:
@@ -54,7 +57,7 @@ def _version(package: str) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def main(args: argparse.Namespace) -> None:
@@ -64,7 +67,5 @@ def main(args: argparse.Namespace) -> None:
         return
     print(f"hypermlp {facts['hypermlp']}")
     for title in ("machine", "backends", "packages"):
-        print(f"\n{title}")
-        for name, value in facts[title].items():
-            print(f"  {name:<24}{value}")
-    print(f'\nbackend "auto" takes: {facts["auto"]}\nkernels: {facts["kernels"]}')
+        print("", title, *(f"  {name:<24}{value}" for name, value in facts[title].items()), sep="\n")
+    print(f'\nbackend "auto" chooses: {facts["auto"]}\nkernels: {facts["kernels"]}')

@@ -10,8 +10,8 @@ from hypermlp.errors import UserError
 from hypermlp.inspect import figures
 from hypermlp.inspect.page import page
 from hypermlp.inspect.panels import panels
+from hypermlp.models.loading import load
 from hypermlp.reporting.records import check_writable, write_text
-from hypermlp.train.sample import load
 
 LARGE = 8  # MB, above which a phone takes long to open the page
 

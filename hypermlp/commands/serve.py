@@ -1,35 +1,48 @@
-"""``hypermlp serve``: transformers' own OpenAI-compatible server, for our models."""
+"""``hypermlp serve``: serve a model with the OpenAI-compatible server of transformers."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from huggingface_hub.constants import HF_HUB_CACHE
 
 from hypermlp.errors import UserError
 from hypermlp.models import HyperMLPForCausalLM
-from hypermlp.train.sample import model_folder
+from hypermlp.models.loading import model_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", help="a folder with a model, or a run of `hypermlp train`")
-    parser.add_argument("--host", default="localhost", help="address to listen at (default: localhost)")
-    parser.add_argument("--port", type=int, default=8000, help="port to listen at (default: 8000)")
+    parser.add_argument("--host", default="localhost", help="address to listen on (default: localhost)")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen on (default: 8000)")
     parser.add_argument("--device", default="auto", help="cpu, cuda:0, ... (default: auto)")
 
 
 def main(args: argparse.Namespace) -> None:
-    folder = model_folder(args.checkpoint)
-    # The server looks for a model's class in transformers itself, which replaces its own module while it is imported.
-    vars(sys.modules["transformers"])["HyperMLPForCausalLM"] = HyperMLPForCausalLM
+    folder = model_folder(args.checkpoint).resolve()
+    Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # /v1/models fails without it
     try:
         from transformers.cli.serve import Serve
 
-        Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # /v1/models fails without it
+        add_model_class_to_server()
         print(
-            f"http://{args.host}:{args.port}/v1/completions; the model is {folder.resolve()}, or leave it out; Ctrl-C stops",
+            f"http://{args.host}:{args.port}/v1/completions serves {folder}; "
+            "requests may leave the model out; Ctrl-C stops the server",
             flush=True,
         )
-        Serve(str(folder.resolve()), host=args.host, port=args.port, device=args.device)
+        Serve(str(folder), host=args.host, port=args.port, device=args.device)
     except ImportError as error:
-        raise UserError("serving needs more packages: pip install 'hypermlp[serve]'") from error
+        raise UserError(f"serving needs more packages: pip install 'hypermlp[serve]' ({error})") from error
+
+
+def add_model_class_to_server() -> None:
+    """Make the server of transformers find our model class.
+
+    The server does not use the registry of the Auto classes: ``ModelManager._load_model`` evaluates
+    ``getattr(transformers, config.architectures[0])``, so the class must be an attribute of the module
+    ``transformers`` that the server imported, which is not always ours. transformers 5.22 has no other way.
+    tests/commands/test_serve.py fails when the server begins to load registered classes; then this function
+    can be removed.
+    """
+    from transformers.cli.serving import model_manager
+
+    setattr(vars(model_manager)["transformers"], HyperMLPForCausalLM.__name__, HyperMLPForCausalLM)

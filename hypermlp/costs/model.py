@@ -1,11 +1,11 @@
 """What a whole model costs: parameters, FLOPs, decoding state, and the memory of a training step.
 
-A mixer's own costs are in hypermlp/costs/mixer.py; the formulas are explained in docs/train.md.
+The costs of one mixer are in hypermlp/costs/mixer.py; docs/train.md explains the formulas.
 """
 
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,84 +15,115 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hypermlp.costs.mixer import flops_table, parameter_count, parameter_table, state_bytes
+from hypermlp.layers.registry import Config
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
 from hypermlp.ops.blocked import workspace_bytes
 from hypermlp.ops.dispatch import use_backend
+from hypermlp.reporting.table import Table
 from hypermlp.train.recipe import Recipe
 
-STATE_BYTES = {
-    "weights": 4,
-    "gradients": 4,
-    "optimizer": 8,
-}  # for a parameter: float32, and AdamW's two moments
+
+def _mixer_configs(config: HyperMLPConfig) -> list[Config]:
+    return [config.mixer_config(index) for index in range(config.num_hidden_layers)]
+
+
+def _mixer_parts(config: HyperMLPConfig, table: Callable[[Config], dict[str, int]]) -> dict[str, int]:
+    """Sum a table of costs by part over the mixers of all layers."""
+    parts: Counter[str] = Counter()
+    for mixer in _mixer_configs(config):
+        parts.update({f"mixer: {part}": count for part, count in table(mixer).items()})
+    return dict(parts)
 
 
 def model_parameter_table(config: HyperMLPConfig) -> dict[str, int]:
-    """Parameters by part; their sum is the model's."""
-    parts: dict[str, int] = {}
-    for index in range(config.num_hidden_layers):
-        for part, count in parameter_table(config.mixer_config(index)).items():
-            parts[f"mixer: {part}"] = parts.get(f"mixer: {part}", 0) + count
-    tables = (
-        config.vocab_size * (1 if config.tie_word_embeddings else 2)
-        + config.max_position_embeddings * config.learned_positions
-    )
-    return parts | {
-        "MLPs": config.num_hidden_layers * _mlp(config),
+    """Return the model's parameters by part."""
+    rows = config.vocab_size * (1 if config.tie_word_embeddings else 2)
+    if config.learned_positions:
+        rows += config.max_position_embeddings
+    return _mixer_parts(config, parameter_table) | {
+        "MLPs": config.num_hidden_layers * _mlp_parameters(config),
         "norms": (2 * config.num_hidden_layers + 1) * config.hidden_size,
-        "embeddings": tables * config.hidden_size,
+        "embeddings": rows * config.hidden_size,
     }
 
 
 def model_parameters(config: HyperMLPConfig) -> int:
+    """Return the number of parameters of the model."""
     return sum(model_parameter_table(config).values())
 
 
 def model_flops_table(config: HyperMLPConfig, length: int) -> dict[str, int]:
-    """Forward FLOPs of one sequence by part: two per multiply-add, only pairs that see each other."""
-    parts: dict[str, int] = {}
-    for index in range(config.num_hidden_layers):
-        for part, count in flops_table(config.mixer_config(index), length).items():
-            parts[f"mixer: {part}"] = parts.get(f"mixer: {part}", 0) + count
-    return parts | {
-        "MLPs": 2 * length * config.num_hidden_layers * _mlp(config),
+    """Return the forward FLOPs of one sequence of ``length`` tokens by part, as in ``flops_table``."""
+    return _mixer_parts(config, lambda mixer: flops_table(mixer, length)) | {
+        "MLPs": 2 * length * config.num_hidden_layers * _mlp_parameters(config),
         "head": 2 * length * config.hidden_size * config.vocab_size,
     }
 
 
 def forward_flops_per_token(config: HyperMLPConfig, length: int) -> int:
-    """The mean over a sequence of this length."""
+    """Return the mean forward FLOPs per token over a sequence of ``length`` tokens."""
     return sum(model_flops_table(config, length).values()) // length
 
 
 def model_state_bytes(config: HyperMLPConfig, length: int, dtype: torch.dtype = torch.float32) -> int:
-    """Of decoding, after so many positions of one sequence."""
-    return sum(
-        state_bytes(config.mixer_config(index), length, dtype=dtype)
-        for index in range(config.num_hidden_layers)
-    )
+    """Return the bytes of decoding state after ``length`` positions of one sequence."""
+    return sum(state_bytes(mixer, length, dtype=dtype) for mixer in _mixer_configs(config))
 
 
 def with_softmax(config: HyperMLPConfig) -> HyperMLPConfig:
-    """The same model with softmax attention."""
+    """Return the configuration of the same model with softmax attention."""
     return HyperMLPConfig(**(config.to_diff_dict() | {"mixer": "S-p", "baseline_settings": None}))
 
 
 def largest_layer(config: HyperMLPConfig) -> int:
-    """Parameters of the largest block: what a sharded process holds whole for a moment."""
-    return max(
-        parameter_count(config.mixer_config(i)) + _mlp(config) + 2 * config.hidden_size
-        for i in range(config.num_hidden_layers)
-    )
+    """Return the parameters of the largest block, which a sharded process gathers while it works on it."""
+    mixer = max(map(parameter_count, _mixer_configs(config)))
+    return mixer + _mlp_parameters(config) + 2 * config.hidden_size
 
 
-def _mlp(config: HyperMLPConfig) -> int:
+def _mlp_parameters(config: HyperMLPConfig) -> int:
     assert config.intermediate_size is not None
     return (2 if config.block == "gpt2" else 3) * config.hidden_size * config.intermediate_size
 
 
+def cost_summary(config: HyperMLPConfig, length: int) -> dict[str, Any]:
+    """Return all costs of a model; FLOPs per token are the mean over a sequence of ``length`` tokens."""
+    flops = {part: count / length for part, count in model_flops_table(config, length).items()}
+    softmax = with_softmax(config)
+    return {
+        "mixer": config.mixer,
+        "length": length,
+        "parameters": model_parameter_table(config),
+        "forward_flops_per_token": flops,
+        "training_flops_per_token": 3 * sum(flops.values()),
+        "softmax_parameters": model_parameters(softmax),
+        "softmax_forward_flops_per_token": sum(model_flops_table(softmax, length).values()) / length,
+        "state_bytes": model_state_bytes(config, length),
+        "softmax_state_bytes": model_state_bytes(softmax, length),
+    }
+
+
+def cost_table(summary: dict[str, Any]) -> Table:
+    """Return the parameters and FLOPs of a ``cost_summary``, part by part."""
+    parameters, flops = summary["parameters"], summary["forward_flops_per_token"]
+    total, softmax = sum(flops.values()), summary["softmax_forward_flops_per_token"]
+    rows = []
+    for part in dict.fromkeys((*parameters, *flops)):
+        count, cost = parameters.get(part, 0), flops.get(part, 0)
+        if count or cost:
+            rows.append([part, f"{count:,}", f"{cost / 1e6:.4g}", f"{cost / total:.1%}"])
+    rows += [
+        ["all", f"{sum(parameters.values()):,}", f"{total / 1e6:.4g}", ""],
+        ["the same with softmax attention", f"{summary['softmax_parameters']:,}", f"{softmax / 1e6:.4g}", ""],
+    ]
+    return Table(["part", "parameters", "forward, MFLOPs/token", "share"], rows)
+
+
 class LiveBytes(TorchDispatchMode):
-    """Bytes of all tensors that are made under it and still there, and the most there ever were, as if on ``device``."""
+    """Count the bytes of the tensors that are created in this mode and still alive, and their maximum.
+
+    ``device`` is the type of device whose workspace sizes are assumed.
+    """
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -101,38 +132,40 @@ class LiveBytes(TorchDispatchMode):
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.hypermlp.blocked_backward.default:  # what happens in it is not seen
+        if func is torch.ops.hypermlp.blocked_backward.default:  # its workspace is not visible here
             (q, k, v), mixes = args[1:4], sum(x.numel() for x in args[4:12] if x is not None)
             self.peak = max(self.peak, self.live + workspace_bytes(self.device, q, k, v, mixes))
         out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor):
-                self._note(tensor.untyped_storage())
+                self._add(tensor.untyped_storage())
         self.peak = max(self.peak, self.live)
         return out
 
     def ignore(self, tensor: Tensor) -> None:
-        """It was there before."""
+        """Do not count a tensor that was created before."""
         self._known.add(tensor.untyped_storage()._cdata)
 
-    def _note(self, storage: torch.UntypedStorage) -> None:
+    def _add(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()
         if key not in self._known:
             self._known.add(key)
             self.live += size
-            weakref.finalize(storage, self._forget, key, size)
+            weakref.finalize(storage, self._remove, key, size)
 
-    def _forget(self, key: int, size: int) -> None:
+    def _remove(self, key: int, size: int) -> None:
         self._known.discard(key)
         self.live -= size
 
 
 def step_bytes(recipe: Recipe, config: HyperMLPConfig, accumulation: int, device: str = "cuda") -> int:
-    """Most memory that the micro-batches of one step hold beyond weights and optimizer: activations, gradients, and what lies between.
+    """Return the most bytes that a training step holds at once besides weights and optimizer.
 
-    The model runs forward and backward on tensors without contents, in the backend of GPUs.
+    These are activations, gradients, and buffers. The model runs forward and backward on fake tensors, which
+    have no values, in the PyTorch backend.
     """
-    with _without_contents(recipe):
+    lower = recipe.training.precision == "bfloat16"
+    with FakeTensorMode(), use_backend("blocked"), torch.autocast("cpu", torch.bfloat16, enabled=lower):
         model = HyperMLPForCausalLM(config).train()
         if recipe.training.gradient_checkpointing:
             model.gradient_checkpointing_enable()
@@ -141,15 +174,6 @@ def step_bytes(recipe: Recipe, config: HyperMLPConfig, accumulation: int, device
         with LiveBytes(device) as live:
             for parameter in model.parameters():
                 live.ignore(parameter)
-            for _ in range(
-                min(accumulation, 2)
-            ):  # from the second micro-batch on all gradients are there from the beginning
+            for _ in range(min(accumulation, 2)):  # the second micro-batch starts with all gradients present
                 model(tokens, labels=tokens, shift_labels=tokens, **packed, use_cache=False).loss.backward()
     return live.peak
-
-
-@contextmanager
-def _without_contents(recipe: Recipe) -> Iterator[None]:
-    lower = recipe.training.precision == "bfloat16"
-    with FakeTensorMode(), use_backend("blocked"), torch.autocast("cpu", torch.bfloat16, enabled=lower):
-        yield

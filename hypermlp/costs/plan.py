@@ -1,16 +1,14 @@
-"""``hypermlp plan``: what a recipe will need, before anything is bought. The formulas are explained in docs/train.md."""
+"""What a training run needs on given GPUs: memory, FLOPs and time. docs/train.md explains the formulas."""
 
-import argparse
 import dataclasses
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from hypermlp.costs.model import (
-    STATE_BYTES,
     forward_flops_per_token,
     largest_layer,
     model_flops_table,
@@ -21,25 +19,27 @@ from hypermlp.costs.model import (
 )
 from hypermlp.errors import UserError
 from hypermlp.models import HyperMLPConfig
+from hypermlp.models.loading import our_config
+from hypermlp.reporting.table import Table
 from hypermlp.train.recipe import Recipe, load_recipe
-from hypermlp.train.sample import our_config
 
 GIB = 2**30
-TEMPLATE = "lm-340m"  # how a model without a recipe is trained
-USABLE = 0.95  # of a GPU's memory; the rest is the driver's, and lost between blocks
+TEMPLATE = "lm-340m"  # the recipe whose data and training settings a model without a recipe gets
+USABLE = 0.95  # share of a GPU's memory; the driver and fragmentation take the rest
+WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 4, 4, 8  # per parameter: float32, and AdamW's two moments
 
 
 class Gpu(NamedTuple):
-    """By the makers."""
+    """Vendor datasheet figures."""
 
     flops: float
-    """Per second, dense bfloat16."""
+    """Dense bfloat16 FLOPs per second."""
     memory: int
-    """GiB."""
+    """Memory in GiB."""
     link: float
     """Bytes per second to the other GPUs of a node, one way: NVLink, or PCIe for the L40S."""
     network: float
-    """Bytes per second to other nodes: one 200 or 400 Gbit/s adapter for each GPU."""
+    """Bytes per second to other nodes: one adapter of 200 or 400 Gbit/s for each GPU."""
 
 
 GPUS = {
@@ -51,53 +51,59 @@ GPUS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Plan:
-    """Of one training run; memory and times of one GPU."""
+    """The needs of one training run. Memory and times are those of one GPU."""
 
     parameters: int
     softmax_parameters: int
-    """Of the same model with softmax attention."""
+    """Parameters of the same model with softmax attention."""
     forward_flops_per_token: int
     training_flops_per_token: int
     mixer_share: float
-    """Of the forward FLOPs."""
+    """Fraction of the forward FLOPs that the mixers take."""
     held_bytes: int
-    """Weights and optimizer, all the time."""
+    """Weights and optimizer state, held all the time."""
     step_bytes: int
-    """The most that a step holds beyond them: gradients, activations, logits, and what lies between."""
+    """The most that a step holds besides: gradients, activations, logits and buffers."""
     memory_bytes: int
-    """That of the GPU."""
+    """Memory of the GPU."""
     tokens: int
     steps: int
     micro_batch: int
-    """The recipe's, or as many fewer as make the batch come out even."""
+    """The recipe's micro-batch, or the largest smaller one that divides the batch evenly."""
     accumulation: int
     arithmetic_seconds: float
-    """Of a step."""
+    """Time of a step's FLOPs at the assumed utilisation."""
     communication_seconds: float
+    """Time of a step's communication."""
     decode_bytes_per_token: int
-    """Of state for each position of context, bfloat16."""
+    """Decoding state per position of context, in bfloat16."""
     softmax_decode_bytes_per_token: int
 
     @property
     def step_seconds(self) -> float:
-        """Communication runs beside the arithmetic."""
+        """Time of a step: communication overlaps with arithmetic."""
         return max(self.arithmetic_seconds, self.communication_seconds)
 
     @property
     def seconds(self) -> float:
+        """Time of the run."""
         return self.steps * self.step_seconds
 
     @property
     def fits(self) -> bool:
+        """Whether the run fits the GPU's memory."""
         return self.held_bytes + self.step_bytes <= USABLE * self.memory_bytes
 
     @property
     def limit(self) -> str:
-        """What to change if it is not enough."""
+        """What limits the run, and what to change."""
         if not self.fits:
-            return "memory: it does not fit; lower training.micro_batch, or set training.gradient_checkpointing or training.sharding"
+            return (
+                "memory: it does not fit; lower training.micro_batch, or set training.gradient_checkpointing "
+                "or training.sharding"
+            )
         if self.communication_seconds > self.arithmetic_seconds:
             return "communication: fewer or better connected GPUs, or a larger training.batch_tokens"
         return "arithmetic: more or faster GPUs, or better kernels (--utilisation)"
@@ -106,32 +112,34 @@ class Plan:
 def make_plan(
     recipe: Recipe, *, vocab_size: int, gpu: Gpu, count: int, nodes: int, utilisation: float
 ) -> Plan:
-    config = recipe.model_config(vocab_size)
-    recipe = even(recipe, count)
+    """Return the plan of a recipe on ``count`` GPUs in ``nodes`` machines.
+
+    ``vocab_size`` is the tokenizer's size, ``utilisation`` the fraction of the GPU's peak that is reached.
+    """
+    config, recipe = recipe.model_config(vocab_size), even(recipe, count)
     training, context = recipe.training, recipe.data.context
     parameters, softmax = model_parameters(config), with_softmax(config)
     accumulation = recipe.accumulation(count)
-    forward = forward_flops_per_token(config, context)
-    parts = model_flops_table(config, context)
-    passes = (
-        4 if training.gradient_checkpointing else 3
-    )  # the backward pass costs two forward ones, recomputing one more
-    held = (STATE_BYTES["weights"] + STATE_BYTES["optimizer"]) * parameters
-    in_step = step_bytes(
-        recipe, config, 2 if training.sharding else accumulation
-    )  # 2: with all gradients, which are divided then
+    forward, parts = forward_flops_per_token(config, context), model_flops_table(config, context)
+    # The backward pass costs two forward passes, recomputing blocks another one.
+    training_flops = (4 if training.gradient_checkpointing else 3) * forward
+    held, gradients = (WEIGHT_BYTES + OPTIMIZER_BYTES) * parameters, GRADIENT_BYTES * parameters
+    # Every GPU but one passes on what it has; a ring sums gradients in two rounds.
+    sent = 2 * gradients * (count - 1) / count
     if training.sharding:
-        gradients = STATE_BYTES["gradients"] * parameters
-        gathered = 2 * STATE_BYTES["weights"] * largest_layer(config)  # the block at work, and the next
-        held, in_step = held // count, in_step - gradients + gradients // count + gathered
-    sent = STATE_BYTES["gradients"] * parameters * (count - 1) / count
-    # A ring sums gradients in two rounds; shards are gathered for both passes, and gradients scattered, for every micro-batch.
-    sent *= 3 * accumulation if training.sharding else 2
+        gathered = 2 * WEIGHT_BYTES * largest_layer(config)  # the current block and the next one
+        # 2 micro-batches: all gradients are present, of which each GPU keeps its shard.
+        in_step = step_bytes(recipe, config, 2) - gradients + gradients // count + gathered
+        held //= count
+        # For every micro-batch, weights are gathered for both passes, and gradients scattered.
+        sent *= 3 / 2 * accumulation
+    else:
+        in_step = step_bytes(recipe, config, accumulation)
     return Plan(
         parameters=parameters,
         softmax_parameters=model_parameters(softmax),
         forward_flops_per_token=forward,
-        training_flops_per_token=passes * forward,
+        training_flops_per_token=training_flops,
         mixer_share=sum(flops for part, flops in parts.items() if part.startswith("mixer"))
         / sum(parts.values()),
         held_bytes=held,
@@ -141,7 +149,7 @@ def make_plan(
         steps=training.steps,
         micro_batch=training.micro_batch,
         accumulation=accumulation,
-        arithmetic_seconds=passes * forward * training.batch_tokens / (gpu.flops * count * utilisation),
+        arithmetic_seconds=training_flops * training.batch_tokens / (gpu.flops * count * utilisation),
         communication_seconds=sent / (gpu.network if nodes > 1 else gpu.link),
         decode_bytes_per_token=model_state_bytes(config, context, torch.bfloat16) // context,
         softmax_decode_bytes_per_token=model_state_bytes(softmax, context, torch.bfloat16) // context,
@@ -149,129 +157,79 @@ def make_plan(
 
 
 def even(recipe: Recipe, count: int) -> Recipe:
-    """With the largest micro-batch, up to the recipe's, of which all GPUs can take equally many; if there is none, as it is."""
-    fitting = (
-        size
-        for size in range(recipe.training.micro_batch, 0, -1)
-        if recipe.sequences_per_step % (size * count) == 0
-    )
-    size = next(fitting, recipe.training.micro_batch)
+    """Return the recipe with the largest micro-batch, up to its own, that gives ``count`` GPUs equal work.
+
+    If there is none, the recipe is returned as it is.
+    """
+    own = recipe.training.micro_batch
+    size = next((s for s in range(own, 0, -1) if recipe.sequences_per_step % (s * count) == 0), own)
     return dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, micro_batch=size))
 
 
-def find(place: str, changes: list[str]) -> Recipe:
-    """A recipe; or a model, whose training is that of TEMPLATE as far as ``changes`` do not say otherwise."""
-    if not Path(place).is_dir() and Path(place).suffix != ".json":
-        return load_recipe(place, changes)
-    config = our_config(place)
-    known = {
-        field.name for field in dataclasses.fields(HyperMLPConfig)
-    } & HyperMLPConfig.__annotations__.keys()
-    name = Path(place).resolve()
-    own = [
-        f"name={json.dumps(name.parent.name if name.is_file() else name.name)}",
-        f"data.context={config.max_position_embeddings}",
-    ]
-    recipe = load_recipe(TEMPLATE, [*own, *changes])
-    return dataclasses.replace(recipe, model={key: getattr(config, key) for key in known})
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "recipe",
-        help=f"a recipe; or a folder with a model, or its config.json, to be trained as {TEMPLATE} is",
-    )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe"
-    )
-    parser.add_argument("--gpu", default="h100", choices=sorted(GPUS), help="default: h100")
-    parser.add_argument("--count", type=int, default=1, help="how many in all (default: 1)")
-    parser.add_argument("--nodes", type=int, help="in how many machines (default: eight GPUs in each)")
-    parser.add_argument(
-        "--utilisation",
-        type=float,
-        default=0.3,
-        help="share of the GPU's peak that is reached (default: 0.3, a guess)",
-    )
-    parser.add_argument("--vocab", type=int, help="the tokenizer's size, where its name does not tell")
-    parser.add_argument("--json", choices=("-",), help="print the numbers instead")
-
-
-def main(args: argparse.Namespace) -> None:
-    if args.count < 1 or not 0 < args.utilisation <= 1:
-        raise UserError(
-            f"--count is {args.count}, --utilisation {args.utilisation}; at least 1, and above 0 and at most 1"
-        )
-    nodes = usual_nodes(args.count) if args.nodes is None else args.nodes
-    if nodes < 1 or args.count % nodes:
-        raise UserError(f"--nodes is {nodes}; it must be a divisor of --count = {args.count}")
-    recipe = find(args.recipe, args.set)
-    gpu = GPUS[args.gpu]
-    plan = make_plan(
-        recipe,
-        vocab_size=recipe.vocab_size(args.vocab),
-        gpu=gpu,
-        count=args.count,
-        nodes=nodes,
-        utilisation=args.utilisation,
-    )
-    if args.json:
-        found = dataclasses.asdict(plan) | {
-            "step_seconds": plan.step_seconds,
-            "seconds": plan.seconds,
-            "fits": plan.fits,
-        }
-        print(json.dumps(found | {"limit": plan.limit}, indent=2))
-        return
-    where = f"{args.count} x {args.gpu} in {nodes} {'node' if nodes == 1 else 'nodes'}"
-    print(f"{recipe.name} on {where}\n\n{page(plan, recipe, args.count, gpu, args.utilisation)}")
-
-
 def usual_nodes(count: int) -> int:
-    """As few as hold eight GPUs at most, equally many in each."""
+    """Return the smallest number of machines with at most eight GPUs each, equally many in every one."""
     return next(nodes for nodes in range(-(-count // 8), count + 1) if count % nodes == 0)
 
 
-def page(plan: Plan, recipe: Recipe, count: int, gpu: Gpu, utilisation: float) -> str:
-    """Markdown."""
-    more = plan.parameters / plan.softmax_parameters - 1
+def recipe_of(place: str, changes: Sequence[str]) -> Recipe:
+    """Return a recipe by its name or path, or a recipe for the model in a folder or of a config.json.
+
+    The latter has the data and training settings of TEMPLATE. ``changes`` are ``section.key=value``.
+    """
+    path = Path(place)
+    if not path.is_dir() and path.suffix != ".json":
+        return load_recipe(place, changes)
+    if any(change.startswith("model.") for change in changes):
+        raise UserError(f"--set cannot change the model of {place}: name a recipe instead of a saved model")
+    config, folder = our_config(place), path.resolve().parent if path.is_file() else path.resolve()
+    own = [f"name={json.dumps(folder.name)}", f"data.context={config.max_position_embeddings}"]
+    known = {
+        field.name for field in dataclasses.fields(HyperMLPConfig)
+    } & HyperMLPConfig.__annotations__.keys()
+    model = {key: getattr(config, key) for key in known}
+    return dataclasses.replace(load_recipe(TEMPLATE, [*own, *changes]), model=model)
+
+
+def plan_table(plan: Plan, recipe: Recipe, count: int, gpu: Gpu, utilisation: float) -> Table:
+    """Return a plan in words; the arguments are those of ``make_plan``."""
     training = recipe.training
-    divided = f"its part of {plan.held_bytes * count / GIB:.1f} GiB" if training.sharding else "a copy"
-    both = plan.held_bytes + plan.step_bytes
-    gpus = "GPU" if count == 1 else "GPUs"
-    instead = (
-        f"; {training.micro_batch}, as in the recipe, do not come out even"
-        if plan.micro_batch != training.micro_batch
-        else ""
-    )
-    batches = "micro-batch" if plan.accumulation == 1 else "micro-batches"
-    decode, softmax = plan.decode_bytes_per_token, plan.softmax_decode_bytes_per_token
+    more = plan.parameters / plan.softmax_parameters - 1
+    recomputing = ", including recomputation" if training.gradient_checkpointing else ""
+    share = f"a shard of {plan.held_bytes * count / GIB:.1f} GiB" if training.sharding else "a copy"
+    gpus = "1 GPU" if count == 1 else f"{count} GPUs"
+    batches = "1 micro-batch" if plan.accumulation == 1 else f"{plan.accumulation} micro-batches"
+    own = training.micro_batch
+    uneven = "" if plan.micro_batch == own else f" (the recipe's {own} do not divide the batch evenly)"
     rows = {
         "parameters": f"{plan.parameters:,} ({more:+.2%} against softmax attention)",
-        "forward, FLOPs per token": f"{plan.forward_flops_per_token / 1e9:.4g} G, {plan.mixer_share:.0%} of it in the mixers",
-        "training, FLOPs per token": f"{plan.training_flops_per_token / 1e9:.4g} G"
-        + (", recomputing included" if training.gradient_checkpointing else ""),
-        "weights and optimizer": f"{plan.held_bytes / GIB:.3g} GiB on each GPU: {divided}",
-        "gradients, activations, buffers": f"{plan.step_bytes / GIB:.3g} GiB at most, with a micro-batch of {plan.micro_batch}",
-        "memory": f"{both / GIB:.3g} of {plan.memory_bytes / GIB:.0f} GiB on each GPU: {'fits' if plan.fits else 'does not fit'}",
+        "forward, FLOPs per token": f"{plan.forward_flops_per_token / 1e9:.4g} G, "
+        f"{plan.mixer_share:.0%} of it in the mixers",
+        "training, FLOPs per token": f"{plan.training_flops_per_token / 1e9:.4g} G{recomputing}",
+        "weights and optimizer": f"{plan.held_bytes / GIB:.3g} GiB on each GPU: {share}",
+        "gradients, activations, buffers": f"{plan.step_bytes / GIB:.3g} GiB at most, "
+        f"with a micro-batch of {plan.micro_batch}",
+        "memory": f"{(plan.held_bytes + plan.step_bytes) / GIB:.3g} of {plan.memory_bytes / GIB:.0f} GiB "
+        f"on each GPU: {'fits' if plan.fits else 'does not fit'}",
         "tokens": f"{plan.tokens / 1e9:.4g} B in {plan.steps:,} steps of {training.batch_tokens:,}",
-        "a step": f"{count} {gpus} x {plan.accumulation} {batches} x {plan.micro_batch} sequences of {recipe.data.context}{instead}",
-        "arithmetic of a step": f"{seconds(plan.arithmetic_seconds)} at {utilisation:.0%} of {gpu.flops / 1e12:,.0f} TFLOP/s",
-        "communication of a step": f"{seconds(plan.communication_seconds)}, beside it"
+        "a step": f"{gpus} x {batches} x {plan.micro_batch} sequences of {recipe.data.context}{uneven}",
+        "arithmetic of a step": f"{_short(plan.arithmetic_seconds)} at {utilisation:.0%} "
+        f"of {gpu.flops / 1e12:,.0f} TFLOP/s",
+        "communication of a step": f"{_short(plan.communication_seconds)}, overlapping with the arithmetic"
         if count > 1
         else "none",
-        "time": duration(plan.seconds),
+        "time": _long(plan.seconds),
         "limited by": plan.limit,
-        "decoding state": f"{decode / 1024:.4g} KiB for each token of context in bfloat16; softmax attention {softmax / 1024:.4g} KiB",
+        "decoding state": f"{plan.decode_bytes_per_token / 1024:.4g} KiB for each token of context "
+        f"in bfloat16; softmax attention {plan.softmax_decode_bytes_per_token / 1024:.4g} KiB",
     }
-    return "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows.items())])
+    return Table(["quantity", "value"], [list(row) for row in rows.items()], frozenset({"value"}))
 
 
-def seconds(value: float) -> str:
-    return f"{value:.2f} s" if value >= 0.1 else f"{1000 * value:.2g} ms"
+def _short(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{1000 * seconds:.2g} ms"
 
 
-def duration(value: float) -> str:
-    if value < 3600:
-        return f"{value / 60:.2g} minutes"
-    return f"{value / 3600:.1f} hours" if value < 2 * 86400 else f"{value / 86400:.1f} days"
+def _long(seconds: float) -> str:
+    if seconds < 3600:
+        return f"{seconds / 60:.2g} minutes"
+    return f"{seconds / 3600:.1f} hours" if seconds < 2 * 86400 else f"{seconds / 86400:.1f} days"

@@ -1,1 +1,1 @@
-"""``hypermlp demo``: in a few minutes, on any machine, what the package is about."""
+"""The demonstration of ``hypermlp demo``."""

@@ -1,60 +1,58 @@
-"""A small language model learns Python from Python's own source, and decodes with its cache as without."""
+"""A small language model learns Python from the standard library, and decodes with and without its cache."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, set_seed
+from transformers import set_seed
 
 from hypermlp.errors import UserError
 from hypermlp.models import HyperMLPForCausalLM
+from hypermlp.models.loading import load
 from hypermlp.train.data import prepare
 from hypermlp.train.recipe import Recipe
 from hypermlp.train.run import build_model, train
 
-PROMPT = "def "
-WRITTEN = 160  # tokens of a sample
+SAMPLING = {"max_new_tokens": 160, "do_sample": True, "temperature": 0.8, "top_k": 50}
 
 
 @torch.no_grad()
 def sample(model: Any, tokenizer: Any) -> str:
+    """Return a text that begins with ``def``, always drawn with the same seed."""
     set_seed(0)
-    inputs = tokenizer(PROMPT, return_tensors="pt")
-    settings = {
-        "max_new_tokens": WRITTEN,
-        "do_sample": True,
-        "temperature": 0.8,
-        "top_k": 50,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    text: str = tokenizer.decode(model.generate(**inputs, **settings)[0], skip_special_tokens=True)
-    return text
+    inputs = tokenizer("def ", return_tensors="pt")
+    written = model.generate(**inputs, **SAMPLING, pad_token_id=tokenizer.pad_token_id)
+    return str(tokenizer.decode(written[0], skip_special_tokens=True))
 
 
 def sample_untrained(recipe: Recipe) -> str:
+    """Return a text that the recipe's model generates before training."""
     prepared = prepare(recipe.data)
     return sample(build_model(recipe, prepared, None).eval(), prepared.tokenizer)
 
 
 def learn(recipe: Recipe, folder: Path) -> tuple[HyperMLPForCausalLM, Any, float]:
-    """The trained model, its tokenizer and its validation loss."""
+    """Train the recipe's model; return it with its tokenizer and its validation loss."""
     final = train(recipe, folder)
     if final == folder:
         raise UserError("the training was stopped")
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    loss = [record["eval_validation_loss"] for record in records if "eval_validation_loss" in record][-1]
-    return HyperMLPForCausalLM.from_pretrained(final).eval(), AutoTokenizer.from_pretrained(final), loss
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    losses = [record["eval_validation_loss"] for record in records if "eval_validation_loss" in record]
+    return *load(str(final)), losses[-1]
 
 
 @torch.no_grad()
 def cache_error(model: HyperMLPForCausalLM, tokenizer: Any, text: str, prefill: int = 20) -> float:
-    """Largest difference of a log-probability: all of the text at once, or a prefix and then token by token."""
+    """Return the largest difference of a log-probability between one forward pass and cached decoding.
+
+    Cached decoding reads the first ``prefill`` tokens at once and the rest token by token.
+    """
     tokens = tokenizer(text, return_tensors="pt")["input_ids"]
-    whole = model(tokens).logits.log_softmax(-1)
-    outputs = model(tokens[:, :prefill], use_cache=True)
-    parts = [outputs.logits]
-    for t in range(prefill, tokens.shape[1]):
-        outputs = model(tokens[:, t : t + 1], past_key_values=outputs.past_key_values, use_cache=True)
+    cache, parts = None, []
+    for chunk in (tokens[:, :prefill], *tokens[:, prefill:].split(1, dim=1)):
+        outputs = model(chunk, past_key_values=cache, use_cache=True)
+        cache = outputs.past_key_values
         parts.append(outputs.logits)
-    return float((torch.cat(parts, dim=1).log_softmax(-1) - whole).abs().max())
+    difference = torch.cat(parts, dim=1).log_softmax(-1) - model(tokens).logits.log_softmax(-1)
+    return float(difference.abs().max())

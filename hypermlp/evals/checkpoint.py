@@ -9,7 +9,7 @@ from lm_eval.models.huggingface import HFLM
 
 import hypermlp.models  # noqa: F401  (registers the model with transformers, so that no remote code is needed)
 from hypermlp.errors import UserError
-from hypermlp.train.sample import model_folder, require_whole
+from hypermlp.models.loading import model_folder, require_whole
 
 LEAST_CONTEXT = 64  # tokens: the longest answers have 40 characters
 

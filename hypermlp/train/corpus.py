@@ -1,4 +1,4 @@
-"""Documents from wherever a recipe says, always in the same order."""
+"""Documents from the source that a recipe names, always in the same order."""
 
 import json
 import sysconfig
@@ -9,38 +9,38 @@ from typing import Any
 from hypermlp.errors import UserError
 from hypermlp.train.recipe import DataSettings
 
-TEXT = (".txt", ".md", ".py")
-RECORDS = (".jsonl", ".parquet")
+SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".parquet")
 
 
 def documents(data: DataSettings) -> Iterator[str]:
-    """The texts, none empty, until ``data.limit`` characters are reached; the last one is cut there."""
+    """Yield the source's non-empty texts up to ``data.limit`` characters; the last text is cut there."""
     left = data.limit
     for read in _read(data):
-        text = read.encode("utf-8", "replace").decode("utf-8")  # JSON may hold halves of characters
-        if not text.strip():
-            continue
-        if left is None:
-            yield text
-            continue
-        yield text[:left]
-        left -= len(text)
-        if left <= 0:
-            return
+        text = read.encode("utf-8", "replace").decode("utf-8")  # JSON may hold unpaired surrogates
+        if text.strip():
+            yield text[:left]
+            left = None if left is None else left - len(text)
+            if left is not None and left <= 0:
+                return
 
 
 def _read(data: DataSettings) -> Iterator[str]:
-    if data.source == "stdlib":
-        yield from (path.read_text(encoding="utf-8", errors="ignore") for path in stdlib_files())
-    elif data.source.startswith("hub:"):
-        yield from (_text(record, data) for record in hub_dataset(data))
-    else:
-        for path in source_files(data.source):
-            yield from _read_file(path, data)
+    """Yield all texts of the source."""
+    if data.source.startswith("hub:"):
+        yield from (_text(record, data, data.source) for record in hub_dataset(data))
+    for path in corpus_files(data.source):
+        yield from _read_file(path, data)
+
+
+def corpus_files(source: str) -> list[Path]:
+    """Return the files of a source on this machine, in their order; none for a Hugging Face dataset."""
+    if source.startswith("hub:"):
+        return []
+    return stdlib_files() if source == "stdlib" else source_files(source)
 
 
 def stdlib_files() -> list[Path]:
-    """The Python standard library's own source: on every machine, and nothing is downloaded."""
+    """Return the source files of Python's standard library, which every machine has."""
     root = Path(sysconfig.get_paths()["stdlib"])
     skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"}
     files = [path for path in root.rglob("*.py") if not skipped.intersection(path.relative_to(root).parts)]
@@ -48,16 +48,17 @@ def stdlib_files() -> list[Path]:
 
 
 def source_files(source: str) -> list[Path]:
+    """Return a file, or the files of a folder that can be read; raise if there is none."""
     path = Path(source)
     if not path.exists():
         raise UserError(
-            f"data.source is {source!r}, which does not exist; allowed: 'stdlib', a file, a folder, or 'hub:NAME'"
+            f"data.source is {source!r}, which does not exist; "
+            "allowed: 'stdlib', a file, a folder, or 'hub:NAME'"
         )
-    files = sorted(p for p in path.rglob("*") if p.suffix in (*TEXT, *RECORDS)) if path.is_dir() else [path]
-    wrong = next((p for p in files if p.suffix not in (*TEXT, *RECORDS)), None)
-    if not files or wrong is not None:
+    files = sorted(file for file in (path, *path.rglob("*")) if file.suffix in SUFFIXES and file.is_file())
+    if not files:
         raise UserError(
-            f"data.source is {source!r}; allowed are files of {', '.join((*TEXT, *RECORDS))}, or a folder with some"
+            f"data.source is {source!r}; allowed are files of {', '.join(SUFFIXES)}, or a folder with some"
         )
     return files
 
@@ -75,11 +76,9 @@ def _read_file(path: Path, data: DataSettings) -> Iterator[str]:
             batches = pyarrow.parquet.ParquetFile(path).iter_batches()
         except (pyarrow.ArrowException, OSError) as error:
             raise UserError(f"{path} is not Parquet: {error}") from error
-        for batch in batches:
-            for record in batch.to_pylist():
-                yield _text(record, data, str(path))
+        yield from (_text(record, data, str(path)) for batch in batches for record in batch.to_pylist())
     else:
-        yield path.read_text(encoding="utf-8", errors="replace")
+        yield path.read_text(encoding="utf-8", errors="ignore" if data.source == "stdlib" else "replace")
 
 
 def _parsed(line: str, where: str) -> Any:
@@ -89,25 +88,27 @@ def _parsed(line: str, where: str) -> Any:
         raise UserError(f"{where} is not JSON: {error}") from error
 
 
-def _text(record: Any, data: DataSettings, where: str = "") -> str:
+def _text(record: Any, data: DataSettings, where: str) -> str:
+    """Return the text of a record; ``where`` names its file, and its line if it has one."""
     if not isinstance(record, dict):
         raise UserError(
-            f"{where or data.source} has {type(record).__name__} for a record; it must be an object with fields"
+            f"{where} has a {type(record).__name__} as a record; it must be an object with fields"
         )
     text = record.get(data.text_field)
     if not isinstance(text, str):
-        fields = ", ".join(map(repr, record))
         raise UserError(
-            f"data.text_field is {data.text_field!r}, but a record {where or 'of ' + data.source} has {fields}"
+            f"data.text_field is {data.text_field!r}, "
+            f"but a record of {where} has {', '.join(map(repr, record))}"
         )
     return text
 
 
 def hub_dataset(data: DataSettings) -> Any:
-    """A Hugging Face dataset, streamed or not."""
+    """Return a Hugging Face dataset, streamed or downloaded."""
     import datasets
 
-    split, _, config = data.split.partition(":")
-    return datasets.load_dataset(
-        data.source.removeprefix("hub:"), config or None, split=split, streaming=data.streaming
-    )
+    name, (split, _, config) = data.source.removeprefix("hub:"), data.split.partition(":")
+    try:
+        return datasets.load_dataset(name, config or None, split=split, streaming=data.streaming)
+    except ValueError as error:  # an unknown split or configuration
+        raise UserError(f"data.source {data.source!r} with data.split {data.split!r}: {error}") from error

@@ -1,61 +1,65 @@
 """Tokens on disk, and training sequences cut from them.
 
-Prepared data is a folder: the tokens of all documents in a row, where each begins, the tokenizer, and a description with
-checksums. Sequences are a pure function of (data, seed, index), so a run resumes by counting.
+Prepared data is a folder: the tokens of all documents in a row, where each document begins, the tokenizer,
+and a description with checksums. Sequences are a pure function of (data, seed, index), so a run resumes by
+counting.
 """
 
-import contextlib
 import hashlib
+import itertools
 import json
 import os
 import shutil
-import socket
-import tempfile
-import time
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 from torch import Tensor
 from torch.utils.data import Dataset
+from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers import AutoTokenizer
 
 from hypermlp import __version__
 from hypermlp.cache import cache_directory
 from hypermlp.errors import UserError
-from hypermlp.train.checkpoints import file_digest
-from hypermlp.train.corpus import documents, source_files, stdlib_files
+from hypermlp.models.loading import file_digest
+from hypermlp.train.checkpoints import digests, publish_folder
+from hypermlp.train.corpus import corpus_files, documents
 from hypermlp.train.recipe import DataSettings
 from hypermlp.train.tokenization import build_tokenizer, save_tokenizer
 
 SPLITS = ("train", "validation")
-IGNORED = -100  # a target that counts for nothing
+IGNORED = -100  # a target that does not count in the loss
 DESCRIPTION = "prepared.json"
+TOKENIZED_AT_ONCE = 256  # documents
 
 
 class PreparedData:
-    """What ``prepare`` made: ``tokens[split]``, ``begins[split]`` (first token of each document) and ``tokenizer``."""
+    """Prepared data, read from its folder.
+
+    ``tokens[split]`` are the tokens, ``begins[split]`` the first token of each document, and ``digest``
+    identifies the content. One process per machine verifies the checksums.
+    """
 
     def __init__(self, folder: Path):
         self.folder = folder
         try:
             self.description: dict[str, Any] = json.loads((folder / DESCRIPTION).read_text())
-            checksums = self.description["sha256"]
+            checksums = dict(self.description["sha256"])
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{folder / DESCRIPTION} is damaged; remove {folder} and prepare again"
             ) from error
         self.digest = hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest()
-        mine = (
-            self.description["sha256"].items() if _is_local_main() else ()
-        )  # one process of a machine checks for all
-        for name, digest in mine:
-            if file_digest(folder / name) != digest:
+        for name, digest in checksums.items():
+            if os.environ.get("LOCAL_RANK", "0") == "0" and file_digest(folder / name) != digest:
                 raise UserError(
-                    f"{folder / name} is not what was prepared: its checksum differs; remove {folder} and prepare again"
+                    f"{folder / name} is not what was prepared: its checksum differs; "
+                    f"remove {folder} and prepare again"
                 )
         dtype = np.dtype(self.description["dtype"])
         self.tokens = {split: np.memmap(folder / f"{split}.bin", dtype, "r") for split in SPLITS}
@@ -64,51 +68,29 @@ class PreparedData:
 
 
 def prepare(data: DataSettings, *, quiet: bool = False) -> PreparedData:
-    """The prepared data of a recipe: from the cache if it is there, or made and put there, complete or not at all."""
+    """Return the prepared data of a recipe from the cache, where one process makes it first if it is missing.
+
+    The folder in the cache is complete or absent.
+    """
     folder = _prepared_folder(data)
-    cache = folder.parent
-    while not _is_local_main() and not (folder / DESCRIPTION).exists():
-        time.sleep(0.2)  # the first process of each machine prepares; if it fails, torchrun ends this one too
     if not (folder / DESCRIPTION).exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(cache)
-        if folder.exists():  # without its description it is nothing
-            shutil.rmtree(folder)
-        aside = Path(
-            tempfile.mkdtemp(dir=cache, prefix=f"{socket.gethostname()}-{os.getpid()}-", suffix=".part")
-        )
-        try:
-            _write(data, aside, quiet=quiet)
-            try:
-                aside.rename(folder)
-            except OSError:  # another process was faster
-                if not (folder / DESCRIPTION).exists():
-                    raise
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if not (folder / DESCRIPTION).exists():  # else another process has just made it
+                _make(data, folder, quiet=quiet)
     return PreparedData(folder)
 
 
-def _remove_leftovers(cache: Path) -> None:
-    """Of processes of this machine that were killed while they prepared."""
-    for path in cache.glob(f"{socket.gethostname()}-*.part"):
-        pid = path.name.removeprefix(socket.gethostname() + "-").split("-")[0]
-        if pid.isdigit() and int(pid) != os.getpid() and not _alive(int(pid)):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
+def _make(data: DataSettings, folder: Path, *, quiet: bool) -> None:
+    """Write prepared data aside and publish it as ``folder``; leave nothing behind if that fails."""
+    aside = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(aside, ignore_errors=True)  # left by a process that was killed
+    aside.mkdir()
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _is_local_main() -> bool:
-    return os.environ.get("LOCAL_RANK", "0") == "0"
+        _write(data, aside, quiet=quiet)
+        publish_folder(aside, folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _prepared_folder(data: DataSettings) -> Path:
@@ -123,16 +105,10 @@ def _prepared_folder(data: DataSettings) -> Path:
 
 
 def _key(data: DataSettings) -> str:
-    """A name that changes with everything the tokens depend on."""
+    """Return a folder name that changes with everything the tokens depend on."""
     settings = [data.source, data.text_field, data.split, data.tokenizer, data.validation, data.limit]
     key = hashlib.sha256(json.dumps(settings).encode())
-    files = (
-        []
-        if data.source.startswith("hub:")
-        else stdlib_files()
-        if data.source == "stdlib"
-        else source_files(data.source)
-    )
+    files = corpus_files(data.source)
     if Path(data.tokenizer).is_dir():
         files += sorted(path for path in Path(data.tokenizer).iterdir() if path.is_file())
     for path in files:
@@ -142,99 +118,78 @@ def _key(data: DataSettings) -> str:
 
 
 def _write(data: DataSettings, folder: Path, *, quiet: bool) -> None:
+    """Tokenize the source and write prepared data into ``folder``."""
     tokenizer = build_tokenizer(data.tokenizer, documents(data))
     dtype = np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32)
-    lengths = {split: array("q") for split in SPLITS}
-    tell = Teller(data.source)
-    with contextlib.ExitStack() as stack:
-        files = {split: stack.enter_context(open(folder / f"{split}.bin", "wb")) for split in SPLITS}
-        for ids, split in _encoded(data, tokenizer):
-            files[split].write(np.asarray(ids, dtype=dtype).tobytes())
-            lengths[split].append(len(ids))
-            if not quiet:
-                tell(len(ids))
+    lengths = _write_tokens(data, tokenizer, dtype, folder, quiet=quiet)
     if not lengths["validation"] and len(lengths["train"]) > 1:
         _move_last_document(folder, lengths, dtype)
     for split in SPLITS:
         if not lengths[split]:
             raise UserError(
-                f"data.source {data.source!r} has no document for {split}; it needs two documents at least"
+                f"data.source {data.source!r} has no document for {split}; it must have two documents or more"
             )
         begins = np.concatenate([[0], np.cumsum(lengths[split])[:-1]]).astype(np.int64)
         np.save(folder / f"{split}-begins.npy", begins)
     save_tokenizer(tokenizer, folder / "tokenizer")
-    tokens = {split: sum(lengths[split]) for split in SPLITS}
-    written = sorted(path for path in folder.rglob("*") if path.is_file())
     description = {
         "hypermlp": __version__,
         "settings": vars(data),
         "vocab_size": len(tokenizer),
         "dtype": dtype.name,
-        "tokens": tokens,
+        "tokens": {split: sum(lengths[split]) for split in SPLITS},
         "documents": {split: len(lengths[split]) for split in SPLITS},
-        "sha256": {path.relative_to(folder).as_posix(): file_digest(path) for path in written},
+        "sha256": digests(folder),
     }
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n")
     if not quiet:
-        counts = ", ".join(f"{n:,} tokens for {split}" for split, n in tokens.items())
+        counts = ", ".join(f"{sum(lengths[split]):,} tokens for {split}" for split in SPLITS)
         print(f"prepared {data.source}: {counts}", flush=True)
 
 
-class Teller:
-    """Says how far the preparation is, every ten seconds."""
-
-    def __init__(self, source: str):
-        self.source, self.tokens = source, 0
-        self.began = self.told = time.monotonic()
-
-    def __call__(self, tokens: int) -> None:
-        self.tokens += tokens
-        if (now := time.monotonic()) - self.told > 10:
-            self.told = now
-            print(
-                f"preparing {self.source}: {self.tokens:,} tokens, {self.tokens / (now - self.began):,.0f} per second",
-                flush=True,
-            )
+def _write_tokens(
+    data: DataSettings, tokenizer: Any, dtype: np.dtype[Any], folder: Path, *, quiet: bool
+) -> dict[str, "array[int]"]:
+    """Write every document's tokens to the file of its split; return the documents' lengths by split."""
+    lengths = {split: array("q") for split in SPLITS}
+    # A slow bar, shown only if preparing takes longer than a few seconds: a log gets a line now and then.
+    bar = tqdm(desc=f"preparing {data.source}", unit=" tokens", delay=5, mininterval=10, disable=quiet)
+    with bar, open(folder / "train.bin", "wb") as train, open(folder / "validation.bin", "wb") as validation:
+        files = {"train": train, "validation": validation}
+        for ids, split in _encoded(data, tokenizer):
+            files[split].write(np.asarray(ids, dtype=dtype).tobytes())
+            lengths[split].append(len(ids))
+            bar.update(len(ids))
+    return lengths
 
 
 def _move_last_document(folder: Path, lengths: dict[str, "array[int]"], dtype: np.dtype[Any]) -> None:
-    """A small corpus may leave validation empty: it gets the last document."""
-    count = lengths["train"].pop()
-    lengths["validation"].append(count)
-    with open(folder / "train.bin", "r+b") as train:
-        train.seek(-count * dtype.itemsize, os.SEEK_END)
-        (folder / "validation.bin").write_bytes(train.read())
-        train.seek(-count * dtype.itemsize, os.SEEK_END)
-        train.truncate()
+    """Move the last training document to validation, which is empty by chance if the corpus is small."""
+    lengths["validation"].append(lengths["train"].pop())
+    kept = sum(lengths["train"]) * dtype.itemsize  # bytes
+    np.fromfile(folder / "train.bin", dtype, offset=kept).tofile(folder / "validation.bin")
+    os.truncate(folder / "train.bin", kept)
 
 
 def _encoded(data: DataSettings, tokenizer: Any) -> Iterator[tuple[list[int], str]]:
-    """Every document's tokens, its end included, and its split, which depends on its text alone."""
-    for batch in _batches(documents(data), 256):
+    """Yield every document's tokens, with the end-of-text token, and its split."""
+    texts = documents(data)
+    while batch := list(itertools.islice(texts, TOKENIZED_AT_ONCE)):
         for text, ids in zip(batch, tokenizer(batch, add_special_tokens=False)["input_ids"], strict=True):
             yield [*ids, tokenizer.eos_token_id], "validation" if held_out(text, data.validation) else "train"
 
 
 def held_out(text: str, share: float) -> bool:
-    """Whether a document is among the share of all that is kept for validation: its text alone decides."""
+    """Return whether a document belongs to the ``share`` held out for validation; its text alone decides."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64 < share
 
 
-def _batches(items: Iterable[str], size: int) -> Iterator[list[str]]:
-    batch: list[str] = []
-    for item in items:
-        batch.append(item)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
-
-
 class Sequences(Dataset[dict[str, Tensor]]):
-    """Sequences number 0, 1, ... of a run: ``input_ids``, ``labels`` and ``shift_labels`` (the next tokens), ``document_ids``.
+    """The training sequences 0, 1, ... of a run.
 
-    ``count`` may be larger than an epoch; every epoch has an order of its own.
+    A sequence has ``input_ids``, ``labels`` and ``shift_labels`` (both are the next tokens), and
+    ``document_ids`` unless ``data.packing`` is "stream". ``count`` may exceed an epoch; every epoch has its
+    own order.
     """
 
     def __init__(self, prepared: PreparedData, split: str, data: DataSettings, *, count: int, seed: int):
@@ -243,15 +198,16 @@ class Sequences(Dataset[dict[str, Tensor]]):
         self.per_epoch = (len(self.tokens) - 1) // data.context
         if self.per_epoch < 1:
             raise UserError(
-                f"{len(self.tokens)} tokens for {split} make no sequence of data.context = {data.context}; give more data"
+                f"{len(self.tokens)} tokens for {split} make no sequence of data.context = {data.context}; "
+                "give more data, or a smaller context"
             )
-        self._order: tuple[int, np.ndarray] | None = None  # of one epoch
+        self._order: tuple[int, np.ndarray] | None = None  # (epoch, its permutation), the last one used
 
     def __len__(self) -> int:
         return self.count
 
     def first_token(self, index: int) -> int:
-        """Where sequence ``index`` begins."""
+        """Return the position in the data at which sequence ``index`` begins."""
         if self.data.order == "random":
             generator = np.random.default_rng([self.seed, index])
             return int(generator.integers(0, len(self.tokens) - self.data.context))
@@ -268,8 +224,7 @@ class Sequences(Dataset[dict[str, Tensor]]):
         if self.data.packing == "documents":
             positions = np.arange(first, first + context + 1)
             owners = torch.from_numpy(np.searchsorted(self.begins, positions, side="right"))
-            targets[owners[1:] != owners[:-1]] = (
-                IGNORED  # nothing in a document tells how the next one begins
-            )
+            # A document does not determine how the next one begins, so that token is no target.
+            targets[owners[1:] != owners[:-1]] = IGNORED
             item["document_ids"] = owners[:-1]
         return item

@@ -1,90 +1,79 @@
-"""The folder of a run: one process writes to it at a time, and a run goes on as it began."""
+"""The folder of a run: one process writes to it at a time, and a resumed run keeps its recipe and data."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from hypermlp.errors import UserError
+from hypermlp.reporting.records import write_text
 from hypermlp.train import checkpoints
 from hypermlp.train.recipe import Recipe
 
-BEGUN, LOCK = "recipe.json", ".lock"
-FREE_ON_RESUME = {  # how long, how often, how it is cut up
-    "steps", "eval_every", "eval_sequences", "save_every", "keep", "log_every", "report_to", "explosion", "micro_batch", "sharding",
-    "cache",
+SECTIONS = ("model", "data", "training")
+FREE_ON_RESUME = {  # keys that do not change what is trained: length, frequencies, batching, storage
+    "steps", "eval_every", "eval_sequences", "save_every", "keep", "log_every", "report_to", "explosion",
+    "micro_batch", "sharding", "cache",
 }  # fmt: skip
 
 
-class BusyError(ValueError):
-    """Another process is training there."""
+class BusyError(UserError):
+    """Another process is training in the folder."""
 
 
 class RunFolder:
-    """What the run was begun with lies in recipe.json, beside the checkpoints."""
+    """A run's folder. ``recipe.json`` in it records the recipe and data that the run began with."""
 
     def __init__(self, path: Path):
-        self.path = path
-        self._lock: Any = None
+        self.path, self.record = path, path / "recipe.json"
 
-    def lock(self) -> None:
-        """Until this process ends, however it ends."""
+    def lock(self) -> contextlib.AbstractContextManager[Any]:
+        """Lock the folder until the returned context ends, or the process does, even if it is killed."""
         self.path.mkdir(parents=True, exist_ok=True)
         try:
-            import fcntl
-        except ImportError:  # a system without it
-            return
-        self._lock = open(self.path / LOCK, "w")  # noqa: SIM115 - open as long as the run
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self.unlock()
+            return FileLock(self.path / ".lock", blocking=False).acquire()
+        except Timeout as error:
             raise BusyError(
-                f"another process is training in {self.path}; wait for it, or use another --out"
+                f"another process is training in {self.path}; wait for it to end, or use another --out"
             ) from error
 
-    def unlock(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-
-    def begun(self) -> dict[str, Any]:
-        """Empty if there is nothing yet."""
-        path = self.path / BEGUN
-        if not path.is_file():
-            return {}
+    def beginning(self) -> dict[str, Any]:
+        """Return the content of recipe.json; empty if the run has not begun."""
         try:
-            content = json.loads(path.read_text())
-            assert all(isinstance(content[section], dict) for section in ("model", "data", "training"))
-        except (ValueError, KeyError, TypeError, AssertionError) as error:
+            content = json.loads(self.record.read_text())
+            return {**content, **{section: dict(content[section]) for section in SECTIONS}}
+        except FileNotFoundError:
+            return {}
+        except (ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"{path} is damaged: it should say what this run was begun with; remove it to go on without"
+                f"{self.record} is damaged; it should hold the recipe that this run began with. "
+                "Remove it to resume without checking the recipe"
             ) from error
-        return dict(content)
 
     def check_recipe(self, recipe: Recipe) -> None:
-        """Does a resumed run go on with its own recipe?"""
-        before, content = self.begun(), recipe.to_dict()
-        if not before:
-            return
-        for section in ("model", "data", "training"):
-            for key in sorted(set(before[section]) | set(content[section])):
+        """Raise if a resumed run would change a setting that it must keep."""
+        before, content = self.beginning(), recipe.to_dict()
+        for section in SECTIONS if before else ():
+            for key in sorted((before[section].keys() | content[section].keys()) - FREE_ON_RESUME):
                 old, new = before[section].get(key), content[section].get(key)
-                if old != new and key not in FREE_ON_RESUME:
+                if old != new:
                     raise UserError(
-                        f"{section}.{key} is {new!r}, but the run in {self.path} has {old!r}; resume it as it is, or use --init-from"
+                        f"{section}.{key} is {new!r}, but the run in {self.path} has {old!r}; "
+                        "resume it with that value, or begin a new run with --init-from"
                     )
 
     def check_data(self, digest: str) -> None:
-        """And with its own data?"""
-        if self.begun().get("data_digest", digest) != digest:
+        """Raise if the prepared data, identified by ``digest``, is not what the run began with."""
+        if self.beginning().get("data_digest", digest) != digest:
             raise UserError(
-                f"the data is not what the run in {self.path} was begun with: sources or tokenizer have changed; "
-                "bring them back, or begin a new run with --init-from"
+                f"the data is not what the run in {self.path} began with: source or tokenizer have changed; "
+                "restore them, or begin a new run with --init-from"
             )
 
-    def keep(self, recipe: Recipe, data_digest: str, init_from: str | None) -> None:
+    def begin(self, recipe: Recipe, data_digest: str, init_from: str | None) -> None:
+        """Record what the run begins or continues with, and remove unfinished checkpoints."""
         checkpoints.remove_unfinished(self.path)
         content = {**recipe.to_dict(), "data_digest": data_digest, "init_from": init_from}
-        aside = self.path / f"{BEGUN}.part"
-        aside.write_text(json.dumps(content, indent=2) + "\n")
-        aside.replace(self.path / BEGUN)
+        write_text(self.record, json.dumps(content, indent=2) + "\n")

@@ -1,225 +1,221 @@
-"""A recipe: one YAML file that says everything about a training run. Unknown keys and impossible values raise."""
+"""A recipe: one YAML file that defines a training run. Unknown keys and impossible values raise."""
 
+import contextlib
 import dataclasses
 import math
+import operator
 import types
 import typing
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import yaml
 
 from hypermlp.config import is_integer, require
 from hypermlp.errors import UserError
+from hypermlp.layers.registry import mixer_name
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
 
 MATCH, MATCH_TOLERANCE = "match_parameters", 0.005
 TOKENIZER_SIZES = {"bytes": 257, "gpt2": 50_257}
-RECIPE_FOLDERS = (
-    Path(__file__).parents[1] / "recipes",
-    Path(__file__).parents[2] / "recipes",
-)  # installed, or a checkout
+RECIPE_FOLDERS = [
+    Path(__file__).parents[level] / "recipes" for level in (1, 2)
+]  # in the package; in a checkout
 
 
-@dataclass(kw_only=True)
+@dataclasses.dataclass(kw_only=True)
 class DataSettings:
-    """What is read, and how it is cut."""
+    """What is read, and how it is cut into training sequences."""
 
     source: str = "stdlib"
-    """"stdlib" (Python's own source), a file or folder of .txt, .py, .jsonl or .parquet, or "hub:NAME" for a Hugging Face dataset."""
+    """"stdlib" (the source of Python's standard library), "hub:NAME" for a Hugging Face dataset, or a file or
+    folder of .txt, .md, .py, .jsonl or .parquet."""
     text_field: str = "text"
-    """Where a record of JSONL, Parquet or a dataset has its text."""
+    """The field that holds the text in records of JSONL, Parquet or a dataset."""
     split: str = "train"
-    """Split of a Hugging Face dataset; "train:CONFIG" names a configuration too."""
+    """Split of a Hugging Face dataset; "train:CONFIG" also selects a configuration."""
     streaming: bool = False
-    """Read a Hugging Face dataset as it is prepared instead of downloading all of it first."""
+    """Read a Hugging Face dataset while preparing it, instead of downloading all of it first."""
     tokenizer: str = "bytes"
-    """"bytes", "bpe:SIZE" (trained on the data), "gpt2", or a folder or hub name for transformers' AutoTokenizer."""
+    """"bytes", "bpe:SIZE" (trained on the data), "gpt2", or a folder or hub name for AutoTokenizer."""
     context: int = 256
     """Tokens in a training sequence."""
-    packing: str = "documents"
-    """"documents": a token sees its own document only; "stream": the documents are one text."""
-    order: str = "shuffled"
-    """"shuffled": every sequence once per epoch; "random": sequences begin anywhere, drawn with replacement."""
+    packing: Literal["documents", "stream"] = "documents"
+    """"documents": a token sees only its own document; "stream": the documents are joined to one text."""
+    order: Literal["shuffled", "random"] = "shuffled"
+    """"shuffled": every sequence once per epoch; "random": sequences begin anywhere and may overlap."""
     validation: float = 0.01
-    """Share of the documents that is kept for validation."""
+    """Fraction of the documents that is held out for validation."""
     limit: int | None = None
-    """Read at most so many characters."""
+    """Read at most this many characters; null for all."""
     cache: str | None = None
-    """Folder for prepared data; the default is in the user's cache."""
-
-    def __post_init__(self) -> None:
-        require("data.context", self.context, self.context > 1, "at least 2")
-        require(
-            "data.packing", self.packing, self.packing in ("documents", "stream"), "'documents' or 'stream'"
-        )
-        require("data.order", self.order, self.order in ("shuffled", "random"), "'shuffled' or 'random'")
-        require("data.validation", self.validation, 0 < self.validation < 1, "between 0 and 1")
-        require("data.limit", self.limit, self.limit is None or self.limit > 0, "positive")
-        if self.streaming:
-            require(
-                "data.streaming", True, self.source.startswith("hub:"), "false, unless the source is hub:NAME"
-            )
+    """Folder for prepared data; null for the user's cache folder."""
 
 
-@dataclass(kw_only=True)
+@dataclasses.dataclass(kw_only=True)
 class TrainingSettings:
-    """How long, how large, how fast."""
+    """Length, batch, optimizer, and what is written when."""
 
     steps: int
-    """Optimizer steps."""
+    """Number of optimizer steps."""
     batch_tokens: int
-    """Tokens of one step, over all processes and accumulation."""
+    """Tokens in one optimizer step, over all processes and accumulated micro-batches."""
     learning_rate: float
-    """At the end of the warm-up."""
+    """Learning rate at the end of the warm-up. In YAML and --set also a mapping from mixers (or "default") to
+    rates: the rate of model.mixer is used, or that of "default" if the mixer has none or is a list."""
     micro_batch: int = 8
-    """Sequences that a process takes at once; the rest of the batch is accumulated."""
+    """Sequences in one forward pass of one process; gradients are accumulated up to batch_tokens."""
     min_learning_rate: float = 0.0
-    """At the end of the decay, a cosine."""
+    """Learning rate at the end of the cosine decay. In YAML and --set also a percentage: "10%"."""
     warmup_steps: int = 0
-    """Linear: step i has (i + 1) / (warmup_steps + 1) of the learning rate."""
+    """Steps of linear warm-up: step i uses (i + 1) / (warmup_steps + 1) of the learning rate."""
     decay_steps: int | None = None
-    """When the cosine ends; None for the last step. May lie beyond it."""
+    """Step at which the cosine decay ends, which may lie beyond the last step; null for the last step."""
     weight_decay: float = 0.1
-    """AdamW's."""
-    decayed: str = "matrices"
-    """"matrices": parameters of two dimensions or more; "all"."""
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
-    """AdamW's."""
+    """Weight decay of AdamW."""
+    decayed: Literal["matrices", "all"] = "matrices"
+    """Parameters with weight decay: "matrices" for those of two or more dimensions, or "all"."""
+    betas: list[float] = dataclasses.field(default_factory=lambda: [0.9, 0.95])
+    """The two beta coefficients of AdamW."""
     eps: float = 1e-8
-    """AdamW's."""
+    """Epsilon of AdamW."""
     clip: float = 1.0
-    """Largest norm of the gradient."""
-    precision: str = "float32"
-    """"float32", or "bfloat16" for autocast."""
+    """Largest norm of the gradient; larger gradients are scaled down to it."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """"float32", or "bfloat16" for autocast to bfloat16."""
     seed: int = 1337
-    """Of initialisation and data order."""
+    """Seed of the initialisation and of the order of the data."""
     eval_every: int = 500
     """Steps between evaluations."""
     eval_sequences: int = 160
-    """Sequences of one evaluation, the same ones each time, from either split."""
+    """Sequences per split in an evaluation, the same ones each time."""
     save_every: int = 500
     """Steps between checkpoints."""
     keep: int = 2
-    """Checkpoints that are kept."""
+    """Number of checkpoints that are kept."""
     log_every: int = 10
     """Steps between log lines."""
     explosion: float = 3.0
-    """Stop when the loss is so many times the mean of the last steps."""
-    report_to: list[str] = field(default_factory=lambda: ["tensorboard"])
-    """Where Trainer reports besides metrics.jsonl: any name that it knows."""
+    """Stop when the loss exceeds this many times its recent mean."""
+    report_to: list[str] = dataclasses.field(default_factory=lambda: ["tensorboard"])
+    """Trackers that Trainer reports to besides metrics.jsonl, such as "tensorboard" or "wandb"."""
     sharding: bool = False
-    """Split parameters, gradients and optimizer over the processes (FSDP2) instead of copying them (DDP)."""
+    """Shard parameters, gradients and optimizer over the processes (FSDP2) instead of copying them (DDP)."""
     gradient_checkpointing: bool = False
-    """Recompute blocks in the backward pass."""
+    """Recompute blocks in the backward pass, to save memory."""
     compile: bool = False
-    """torch.compile."""
-
-    def __post_init__(self) -> None:
-        for name in (
-            "steps",
-            "batch_tokens",
-            "micro_batch",
-            "eval_every",
-            "eval_sequences",
-            "save_every",
-            "keep",
-            "log_every",
-        ):
-            require(f"training.{name}", getattr(self, name), getattr(self, name) > 0, "positive")
-        for name in ("learning_rate", "eps", "clip"):
-            require(
-                f"training.{name}",
-                getattr(self, name),
-                0 < getattr(self, name) < math.inf,
-                "positive and finite",
-            )
-        for name in ("min_learning_rate", "weight_decay", "warmup_steps"):
-            require(f"training.{name}", getattr(self, name), getattr(self, name) >= 0, "zero or more")
-        require("training.decayed", self.decayed, self.decayed in ("matrices", "all"), "'matrices' or 'all'")
-        fine = len(self.betas) == 2 and all(isinstance(b, (int, float)) and 0 <= b < 1 for b in self.betas)
-        require("training.betas", self.betas, fine, "two numbers, 0 or more and below 1")
-        require(
-            "training.precision",
-            self.precision,
-            self.precision in ("float32", "bfloat16"),
-            "'float32' or 'bfloat16'",
-        )
-        require("training.explosion", self.explosion, self.explosion > 1, "more than 1")
-        name, end = ("steps", self.steps) if self.decay_steps is None else ("decay_steps", self.decay_steps)
-        allowed = f"at least training.warmup_steps = {self.warmup_steps}, or that less"
-        require(f"training.{name}", end, end >= max(1, self.warmup_steps), allowed)
+    """Train with torch.compile."""
 
 
-@dataclass(kw_only=True)
+RULES: list[tuple[str, Callable[[Any], bool], str]] = [  # fields, test of a value, allowed values in words
+    (
+        "training.steps training.batch_tokens training.micro_batch training.eval_every "
+        "training.eval_sequences training.save_every training.keep training.log_every",
+        lambda value: value > 0,
+        "positive",
+    ),
+    (
+        "training.learning_rate training.eps training.clip",
+        lambda value: 0 < value < math.inf,
+        "positive and finite",
+    ),
+    (
+        "training.min_learning_rate training.weight_decay training.warmup_steps",
+        lambda value: value >= 0,
+        "zero or more",
+    ),
+    ("training.explosion", lambda value: value > 1, "more than 1"),
+    (
+        "training.betas",
+        lambda value: len(value) == 2 and all(isinstance(b, (int, float)) and 0 <= b < 1 for b in value),
+        "two numbers, each at least 0 and below 1",
+    ),
+    ("data.context", lambda value: value >= 2, "at least 2"),
+    ("data.validation", lambda value: 0 < value < 1, "between 0 and 1"),
+    ("data.limit", lambda value: value is None or value > 0, "positive"),
+]
+
+
+@dataclasses.dataclass(kw_only=True)
 class Recipe:
     """A training run."""
 
     name: str
-    """What it is called."""
+    """Name of the run; it is the default name of its folder."""
     model: dict[str, Any]
-    """Fields of HyperMLPConfig. vocab_size and max_position_embeddings default to the tokenizer's and the context's.
-    ``match_parameters: LABEL`` sets intermediate_size so that the model has as many parameters as with that label as its mixer."""
+    """Fields of HyperMLPConfig. vocab_size defaults to the tokenizer's size, and max_position_embeddings to
+    data.context. ``match_parameters: LABEL`` chooses intermediate_size so that the model has as many
+    parameters as the same model with LABEL as its mixer."""
     data: DataSettings
     training: TrainingSettings
 
     def __post_init__(self) -> None:
         known = {f.name for f in dataclasses.fields(HyperMLPConfig)} | {MATCH}
+        shown = ", ".join(sorted(known & {*HyperMLPConfig.__annotations__, MATCH}))
         for key in self.model:
-            require(
-                "model key",
-                key,
-                key in known,
-                f"a field of HyperMLPConfig: {', '.join(sorted(known & (_OWN_FIELDS | {MATCH})))}",
-            )
-        self.sequences_per_step  # noqa: B018 - raises if it does not divide
+            require("model key", key, key in known, f"a field of HyperMLPConfig: {shown}")
+        for names, holds, allowed in RULES:
+            for name in names.split():
+                value = operator.attrgetter(name)(self)
+                require(name, value, holds(value), allowed)
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        """Raise for settings that are possible on their own, but not together."""
+        training, data = self.training, self.data
+        possible = data.source.startswith("hub:") or not data.streaming
+        require("data.streaming", data.streaming, possible, "false, unless the source is hub:NAME")
+        name = "steps" if training.decay_steps is None else "decay_steps"
+        require(
+            f"training.{name}",
+            getattr(training, name),
+            getattr(training, name) >= max(1, training.warmup_steps),
+            f"at least warmup_steps ({training.warmup_steps}), and 1; raise {name} or lower warmup_steps",
+        )
+        require(
+            "training.batch_tokens",
+            training.batch_tokens,
+            training.batch_tokens % data.context == 0,
+            f"a multiple of data.context = {data.context}",
+        )
 
     @property
     def sequences_per_step(self) -> int:
-        tokens, context = self.training.batch_tokens, self.data.context
-        require(
-            "training.batch_tokens", tokens, tokens % context == 0, f"a multiple of data.context = {context}"
-        )
-        return tokens // context
+        """Sequences in one optimizer step."""
+        return self.training.batch_tokens // self.data.context
 
     def accumulation(self, processes: int) -> int:
-        """Micro-batches of one step on each process."""
+        """Return the number of micro-batches that each process accumulates in one step."""
         together = self.training.micro_batch * processes
-        fits = self.sequences_per_step % together == 0
-        allowed = (
-            f"a multiple of {together} sequences (micro_batch x processes) of {self.data.context} tokens"
+        require(
+            "training.batch_tokens",
+            self.training.batch_tokens,
+            self.sequences_per_step % together == 0,
+            f"a multiple of {together} sequences (micro_batch x processes) of {self.data.context} tokens",
         )
-        require("training.batch_tokens", self.training.batch_tokens, fits, allowed)
         return self.sequences_per_step // together
 
-    def vocab_size(self, asked: int | None = None) -> int:
-        """The tokenizer's, before it is made or loaded: by its name, as ``asked``, or as the model has it."""
-        name, given = self.data.tokenizer, self.model.get("vocab_size")
-        size = TOKENIZER_SIZES.get(
-            name, int(name[4:]) if name.startswith("bpe:") and name[4:].isdigit() else None
-        )
-        size = next((each for each in (asked, size, given) if each is not None), None)
+    def vocab_size(self, given: int | None = None) -> int:
+        """Return the tokenizer's size without loading it: ``given``, or by its name, or model.vocab_size."""
+        name, own = self.data.tokenizer, self.model.get("vocab_size")
+        trained = int(name[4:]) if name.startswith("bpe:") and name[4:].isdigit() else own
+        size = TOKENIZER_SIZES.get(name, trained) if given is None else given
         if size is None:
-            raise UserError(
-                f"how many tokens {name!r} has is not known before it is loaded; give --vocab, or model.vocab_size"
-            )
-        require(
-            "--vocab" if asked is not None else "model.vocab_size",
-            size,
-            is_integer(size) and size > 0,
-            "a whole number, 1 or more",
-        )
+            raise UserError(f"the size of tokenizer {name!r} is not known; give --vocab or model.vocab_size")
+        key = "model.vocab_size" if given is None else "--vocab"
+        require(key, size, is_integer(size) and size > 0, "a whole number, 1 or more")
         return int(size)
 
     def model_config(self, vocab_size: int, **special_tokens: Any) -> HyperMLPConfig:
+        """Return the model's configuration, given the tokenizer's size and the ids of its special tokens."""
         defaults = {"vocab_size": vocab_size, "max_position_embeddings": self.data.context, **special_tokens}
         settings = defaults | {key: value for key, value in self.model.items() if value is not None}
-        other = settings.pop(MATCH, None)
+        match = settings.pop(MATCH, None)
         try:
-            config = HyperMLPConfig(**settings) if other is None else matched_config(settings, other)
-        except Exception as error:  # transformers has errors of its own for wrong types
+            config = HyperMLPConfig(**settings) if match is None else matched_config(settings, match)
+        except Exception as error:  # transformers raises its own errors for wrong types
             raise UserError(f"model: {error}") from error
         require(
             "model.vocab_size",
@@ -227,121 +223,144 @@ class Recipe:
             config.vocab_size >= vocab_size,
             f"at least the tokenizer's {vocab_size}",
         )
-        longest = config.max_position_embeddings
         require(
             "model.max_position_embeddings",
-            longest,
-            longest >= self.data.context,
+            config.max_position_embeddings,
+            config.max_position_embeddings >= self.data.context,
             f"at least data.context = {self.data.context}",
         )
         return config
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the recipe as nested dictionaries, as in YAML."""
         return dataclasses.asdict(self)
 
 
-_OWN_FIELDS = set(HyperMLPConfig.__annotations__)
-
-
 def matched_config(settings: dict[str, Any], mixer: str) -> HyperMLPConfig:
-    """Return the configuration whose MLP width brings its parameter count closest to that of the same model with ``mixer``.
+    """Choose the MLP width so that the model has as many parameters as the same model with ``mixer``.
 
-    Raises ValueError if the closest width is more than MATCH_TOLERANCE away, or if ``settings`` fixes the width.
+    Raise if the closest count is more than MATCH_TOLERANCE away, or if ``settings`` fixes the width.
     """
     given = settings.get("intermediate_size")
     require("model.intermediate_size", given, given is None, f"left out: model.{MATCH} sets it")
-    target = _parameter_count(HyperMLPConfig(**(settings | {"mixer": mixer})))
-    own = HyperMLPConfig(**settings)
-    assert own.intermediate_size is not None
-    one_wider = HyperMLPConfig(**(settings | {"intermediate_size": own.intermediate_size + 1}))
-    count = _parameter_count(own)
-    width = own.intermediate_size + round((target - count) / (_parameter_count(one_wider) - count))
+    own_width = int(HyperMLPConfig(**settings).intermediate_size or 0)
+    target, count = _parameter_count(settings | {"mixer": mixer}), _parameter_count(settings)
+    per_column = _parameter_count(settings | {"intermediate_size": own_width + 1}) - count
+    matched = settings | {"intermediate_size": own_width + round((target - count) / per_column)}
     reachable = f"a mixer whose parameter count ({target:,}) some MLP width reaches; this model has {count:,}"
-    require(f"model.{MATCH}", mixer, width > 0, reachable)
-    config = HyperMLPConfig(**(settings | {"intermediate_size": width}))
-    off = abs(_parameter_count(config) / target - 1)
-    require(
-        f"model.{MATCH}", mixer, off <= MATCH_TOLERANCE, f"{reachable}; the closest width is {off:.1%} off"
-    )
-    return config
+    require(f"model.{MATCH}", mixer, matched["intermediate_size"] > 0, reachable)
+    off = abs(_parameter_count(matched) / target - 1)
+    closest = f"{reachable}; the closest width is {off:.1%} off"
+    require(f"model.{MATCH}", mixer, off <= MATCH_TOLERANCE, closest)
+    return HyperMLPConfig(**matched)
 
 
-def _parameter_count(config: HyperMLPConfig) -> int:
+def _parameter_count(settings: dict[str, Any]) -> int:
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in HyperMLPForCausalLM(config).parameters())
+        model = HyperMLPForCausalLM(HyperMLPConfig(**settings))
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def find_recipe(name: str) -> Path:
-    """A path, or the name of one of ours."""
-    names = sorted({path.stem for folder in RECIPE_FOLDERS for path in folder.glob("*.yaml")})
+    """Return the path of a recipe, given its path or the name of one in ``recipes/``."""
     for candidate in (Path(name), *(folder / f"{name}.yaml" for folder in RECIPE_FOLDERS)):
         if candidate.is_file():
             return candidate
+    names = sorted({path.stem for folder in RECIPE_FOLDERS for path in folder.glob("*.yaml")})
     raise UserError(f"no recipe {name!r}; allowed: a YAML file, or one of {', '.join(names)}")
 
 
-def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
-    """Read a recipe; ``overrides`` are ``section.key=value``, values in YAML."""
+def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe by its path or name. ``overrides`` are ``section.key=value``, with values in YAML."""
     path = find_recipe(name)
-    try:
-        content = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not YAML: {error}") from error
-    require(str(path), content, isinstance(content, dict), "a mapping: name, model, data, training")
-    for override in overrides or []:
-        key, equals, value = override.partition("=")
-        section, dot, inner = key.partition(".")
-        require(
-            "--set",
-            override,
-            bool(equals and (dot or section == "name")),
-            "section.key=value, for example training.steps=100",
-        )
-        if dot and not isinstance(content.get(section), dict):
-            require(
-                f"recipe section {section}", content.get(section), content.get(section) is None, "a mapping"
-            )
-            content[section] = {}
-        target = content[section] if dot else content
-        try:
-            target[inner or section] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise UserError(f"--set {override}: the value is not YAML: {error}") from error
+    content = _yaml(path.read_text(), str(path))
+    require(
+        str(path), content, isinstance(content, dict), "a mapping with the keys name, model, data, training"
+    )
+    for override in overrides:
+        _override(content, override)
+    if isinstance(content.get("training"), dict) and isinstance(content.get("model"), dict):
+        _resolve_rates(content["training"], content["model"].get("mixer", HyperMLPConfig.mixer))
     return build(Recipe, content, "")
 
 
+def _yaml(text: str, source: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{source} is not YAML: {error}") from error
+
+
+def _override(content: dict[str, Any], override: str) -> None:
+    """Set one key of a recipe's content from ``section.key=value`` or ``name=value``."""
+    place, equals, value = override.partition("=")
+    section, _, key = place.rpartition(".")
+    require(
+        "--set",
+        override,
+        bool(equals and (section or key == "name")),
+        "section.key=value, for example training.steps=100",
+    )
+    if section:
+        content[section] = content.get(section) or {}
+        require(
+            f"recipe section {section}", content[section], isinstance(content[section], dict), "a mapping"
+        )
+    target = content[section] if section else content
+    target[key] = _yaml(value, f"--set {override}: the value")
+
+
+def _resolve_rates(training: dict[str, Any], mixer: Any) -> None:
+    """Replace, in place, a table of learning rates by the rate of ``mixer``, and a percentage by a number."""
+    rates, least = training.get("learning_rate"), training.get("min_learning_rate")
+    if isinstance(rates, dict):
+        for name in rates.keys() - {"default"}:
+            mixer_name(name)  # raises for a misspelt name, which would otherwise have no effect
+        key = mixer if isinstance(mixer, str) and mixer in rates else "default"
+        require(
+            "model.mixer",
+            mixer,
+            key in rates,
+            f"a key of training.learning_rate {rates}, or that table must have the key 'default'",
+        )
+        training["learning_rate"] = rates[key]
+    if isinstance(least, str) and least.endswith("%"):
+        rate = _value(training.get("learning_rate"), float, "training.learning_rate")
+        percent = _value(least.removesuffix("%"), float, "training.min_learning_rate, in percent,")
+        training["min_learning_rate"] = rate * percent / 100
+
+
 def build(cls: type, content: dict[str, Any], where: str) -> Any:
-    """A dataclass from a dictionary, with every key and type checked."""
+    """Build a dataclass from a dictionary, checking keys and types; messages put ``where`` before keys."""
     hints = typing.get_type_hints(cls)
-    required = [
-        f.name
-        for f in dataclasses.fields(cls)
-        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-    ]
     for key in content:
         require(
             "recipe key", f"{where}{key}", key in hints, f"one of {', '.join(where + name for name in hints)}"
         )
-    for name in required:
-        require("recipe key " + where + name, "missing", name in content, "given")
+    for each in dataclasses.fields(cls):
+        optional = {each.default, each.default_factory} != {dataclasses.MISSING}
+        require(f"recipe key {where}{each.name}", "missing", optional or each.name in content, "given")
     return cls(**{key: _value(value, hints[key], where + key) for key, value in content.items()})
 
 
 def _value(value: Any, hint: Any, where: str) -> Any:
+    """Return ``value`` if it has the type ``hint``, converted where YAML's type differs; raise otherwise."""
     if dataclasses.is_dataclass(hint):
         require(where, value, isinstance(value, dict), "a mapping")
         return build(typing.cast(type, hint), value, where + ".")
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    for option in options:
-        plain = typing.get_origin(option) or option
-        if plain is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
-            try:
-                return float(value)  # YAML takes 6e-4 for a string
-            except ValueError:
-                continue
-        if isinstance(value, plain) and not (plain is int and isinstance(value, bool)):
-            return value
-    names = " or ".join(
-        "null" if option is types.NoneType else getattr(option, "__name__", str(option)) for option in options
-    )
-    raise UserError(f"{where} is {value!r}; it must be {names}")
+    options = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, Literal) else (hint,)
+    if float in options and isinstance(value, (int, str)) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError):
+            return float(value)  # YAML reads 6e-4 as a string
+    if any(_matches(value, option) for option in options):
+        return value
+    names = ("null" if each is types.NoneType else getattr(each, "__name__", repr(each)) for each in options)
+    raise UserError(f"{where} is {value!r}; it must be {' or '.join(names)}")
+
+
+def _matches(value: Any, option: Any) -> bool:
+    """Return whether a value has the type ``option``, such as int or list[str], or is that string."""
+    if isinstance(option, str):
+        return bool(value == option)
+    plain = typing.get_origin(option) or option
+    return isinstance(value, plain) and not (plain is int and isinstance(value, bool))

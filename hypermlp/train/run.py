@@ -1,6 +1,6 @@
-"""``hypermlp train``: a recipe from beginning to end, or on from its newest checkpoint."""
+"""A training run: a recipe from its beginning to its end, or from the newest complete checkpoint."""
 
-import argparse
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,19 +9,18 @@ import transformers
 
 from hypermlp.errors import UserError
 from hypermlp.models import HyperMLPForCausalLM
-from hypermlp.train import checkpoints
-from hypermlp.train.data import PreparedData, Sequences, prepare
+from hypermlp.models.loading import newest_complete, problem, step_of
+from hypermlp.train.data import SPLITS, PreparedData, Sequences, prepare
 from hypermlp.train.folder import RunFolder
-from hypermlp.train.progress import Progress, StopOnSignal
-from hypermlp.train.recipe import Recipe, load_recipe
-from hypermlp.train.trainer import BadLossError, LMTrainer, training_arguments
+from hypermlp.train.progress import StopOnSignal, TrainingLog
+from hypermlp.train.recipe import Recipe
+from hypermlp.train.trainer import LMTrainer, training_arguments
 
-FINAL = "final"
 Callbacks = Sequence[transformers.TrainerCallback]
 
 
 def build_model(recipe: Recipe, prepared: PreparedData, init_from: str | None) -> HyperMLPForCausalLM:
-    """With new weights from the recipe's seed, or with those of a saved folder."""
+    """Return the recipe's model, with new weights from its seed or with those of the folder ``init_from``."""
     transformers.set_seed(recipe.training.seed)
     tokenizer = prepared.tokenizer
     special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -30,7 +29,8 @@ def build_model(recipe: Recipe, prepared: PreparedData, init_from: str | None) -
         return HyperMLPForCausalLM(config)
     if not (Path(init_from) / "config.json").is_file():
         raise UserError(
-            f"--init-from is {init_from}, which has no model; allowed: a folder of save_pretrained, such as runs/NAME/final"
+            f"--init-from is {init_from}, which has no model; "
+            "allowed: a folder of save_pretrained, such as runs/NAME/final"
         )
     try:
         return HyperMLPForCausalLM.from_pretrained(init_from, config=config)
@@ -45,24 +45,25 @@ def build_trainer(
     model: HyperMLPForCausalLM,
     callbacks: Callbacks = (),
 ) -> LMTrainer:
+    """Return the trainer of a run, which writes to ``folder``."""
     training, data = recipe.training, recipe.data
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    train = Sequences(
-        prepared, "train", data, count=training.steps * recipe.sequences_per_step, seed=training.seed
-    )
-    return LMTrainer(
+    trainer = LMTrainer(
         recipe,
         folder,
         model=model,
-        args=training_arguments(recipe, folder, processes),
-        train_dataset=train,
+        args=training_arguments(recipe, folder, process_count()),
+        train_dataset=Sequences(
+            prepared, "train", data, count=training.steps * recipe.sequences_per_step, seed=training.seed
+        ),
         eval_dataset={
             split: Sequences(prepared, split, data, count=training.eval_sequences, seed=training.seed + 1)
-            for split in ("train", "validation")
+            for split in SPLITS
         },
         processing_class=prepared.tokenizer,
-        callbacks=[Progress(recipe, folder), StopOnSignal(), *callbacks],
+        callbacks=[TrainingLog(recipe, folder), StopOnSignal(), *callbacks],
     )
+    trainer.remove_callback(transformers.PrinterCallback)  # TrainingLog prints instead
+    return trainer
 
 
 def train(
@@ -73,94 +74,58 @@ def train(
     init_from: str | None = None,
     callbacks: Callbacks = (),
 ) -> Path:
-    """Train and save; returns the folder of the final model, or the run's where a signal stopped it. ``callbacks`` are for Trainer."""
-    recipe.accumulation(int(os.environ.get("WORLD_SIZE", "1")))  # says what is wrong before anything is done
+    """Train and save a model; return the final model's folder, or ``folder`` if a signal stopped the run.
+
+    Args:
+        recipe: what to train.
+        folder: the folder of the run, for checkpoints, logs and the final model.
+        resume: continue from the newest complete checkpoint in ``folder``, if there is one.
+        init_from: folder of a saved model whose weights a new run begins with.
+        callbacks: further callbacks for Trainer.
+    """
+    recipe.accumulation(process_count())  # raises before any work if the batch cannot be divided
     run = RunFolder(folder)
-    if _is_main():
-        run.lock()
-    try:
-        return _train(recipe, run, resume=resume, init_from=init_from, callbacks=callbacks)
-    finally:
-        run.unlock()
+    with run.lock() if is_main_process() else contextlib.nullcontext():
+        checkpoint = _checkpoint_to_resume(run, recipe, resume)
+        done = 0 if checkpoint is None else step_of(checkpoint)
+        if done >= recipe.training.steps and problem(folder / "final") is None:
+            print(
+                f"{folder} has {done} steps, training.steps is {recipe.training.steps}: nothing to do",
+                flush=True,
+            )
+            return folder / "final"
+        transformers.logging.disable_progress_bar()  # it would show a bar for every checkpoint
+        prepared = prepare(recipe.data)
+        if checkpoint is not None:
+            run.check_data(prepared.digest)
+        elif resume:  # the run may have been stopped before its first checkpoint
+            init_from = init_from or run.beginning().get("init_from")
+        if is_main_process():
+            run.begin(recipe, prepared.digest, init_from)
+        model = build_model(recipe, prepared, init_from if checkpoint is None else None)
+        trainer = build_trainer(recipe, folder, prepared, model, callbacks)
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        return trainer.save_final() if trainer.state.global_step >= recipe.training.steps else folder
 
 
-def _train(
-    recipe: Recipe, run: RunFolder, *, resume: bool, init_from: str | None, callbacks: Callbacks
-) -> Path:
-    found = checkpoints.newest_complete(run.path, put_away=resume and _is_main())
-    if found is not None and not resume:
-        raise UserError(
-            f"{run.path} has checkpoints already; pass --resume to go on from {found.name}, or another --out"
-        )
+def _checkpoint_to_resume(run: RunFolder, recipe: Recipe, resume: bool) -> Path | None:
+    """Return the newest complete checkpoint; raise if it must not be continued, or not with this recipe."""
+    found = newest_complete(run.path, put_away=resume and is_main_process())
     if found is not None:
+        if not resume:
+            raise UserError(
+                f"{run.path} has checkpoints already; "
+                f"pass --resume to continue from {found.name}, or another --out"
+            )
         run.check_recipe(recipe)
-    final, done = run.path / FINAL, 0 if found is None else checkpoints.step_of(found)
-    if done >= recipe.training.steps and checkpoints.problem(final) is None:
-        print(
-            f"{run.path} has {done} steps already, training.steps is {recipe.training.steps}: nothing to do",
-            flush=True,
-        )
-        return final
-    transformers.logging.disable_progress_bar()  # a bar for every checkpoint otherwise
-    prepared = prepare(recipe.data)
-    if found is not None:
-        run.check_data(prepared.digest)
-    elif resume:
-        init_from = init_from or run.begun().get(
-            "init_from"
-        )  # a run that was stopped before its first checkpoint
-    if _is_main():
-        run.keep(recipe, prepared.digest, init_from)
-    model = build_model(recipe, prepared, init_from if found is None else None)
-    trainer = build_trainer(recipe, run.path, prepared, model, callbacks)
-    for callback in (transformers.PrinterCallback, transformers.ProgressCallback):
-        trainer.remove_callback(callback)
-    trainer.train(resume_from_checkpoint=str(found) if found is not None else None)
-    if trainer.state.global_step < recipe.training.steps:
-        return run.path  # stopped by a signal: the checkpoint is there
-    return _save_final(trainer, run.path)
+    return found
 
 
-def _is_main() -> bool:
+def process_count() -> int:
+    """Return the number of processes that train together: torchrun sets WORLD_SIZE."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_main_process() -> bool:
+    """Return whether this process writes the run's files: torchrun sets RANK."""
     return os.environ.get("RANK", "0") == "0"
-
-
-def _save_final(trainer: LMTrainer, folder: Path) -> Path:
-    aside, final = folder / checkpoints.ASIDE / FINAL, folder / FINAL
-    trainer.save_model(str(aside))
-    trainer.accelerator.wait_for_everyone()
-    if trainer.args.should_save:
-        checkpoints.put_in_place(aside, final)
-        checkpoints.remove_unfinished(folder)
-    return final
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", help="a YAML file, or the name of one in recipes/")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change a key, such as training.steps=100",
-    )
-    parser.add_argument("--out", metavar="FOLDER", help="where the run lives (default: runs/NAME)")
-    parser.add_argument(
-        "--resume", action="store_true", help="go on from the newest complete checkpoint, if there is one"
-    )
-    parser.add_argument(
-        "--init-from",
-        metavar="FOLDER",
-        help="begin with the weights of a saved model, where --resume has no checkpoint",
-    )
-
-
-def main(args: argparse.Namespace) -> None:
-    recipe = load_recipe(args.recipe, args.set)
-    folder = Path(args.out) if args.out else Path("runs") / recipe.name
-    try:
-        final = train(recipe, folder, resume=args.resume, init_from=args.init_from)
-    except (BadLossError, OSError) as error:
-        raise UserError(error) from error
-    if _is_main():
-        print(f"saved in {final}", flush=True)

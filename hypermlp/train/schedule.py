@@ -1,16 +1,20 @@
-"""The learning rate and what is decayed."""
+"""The learning rate of each step, and which parameters have weight decay."""
 
+import itertools
 import math
 from typing import Any
 
 from torch import nn
 
-from hypermlp.layers.baselines.base import Baseline
+from hypermlp.layers.base import SequenceMixer
 from hypermlp.train.recipe import TrainingSettings
 
 
 def learning_rate_factor(step: int, training: TrainingSettings) -> float:
-    """Of ``training.learning_rate`` at optimizer step ``step``, counted from 0: linear warm-up, then a cosine to the floor."""
+    """Return the fraction of ``training.learning_rate`` that optimizer step ``step``, counted from 0, uses.
+
+    It rises linearly during the warm-up, then falls along a cosine to ``min_learning_rate`` and stays there.
+    """
     if step < training.warmup_steps:
         return (step + 1) / (training.warmup_steps + 1)
     end = training.decay_steps or training.steps
@@ -22,17 +26,17 @@ def learning_rate_factor(step: int, training: TrainingSettings) -> float:
 
 
 def optimizer_groups(model: nn.Module, training: TrainingSettings) -> list[dict[str, Any]]:
-    """AdamW's parameter groups: decayed ones first. Each parameter once, tied or not."""
-    spared = {
-        id(getattr(m, name)) for m in model.modules() if isinstance(m, Baseline) for name in m.undecayed
+    """Return AdamW's parameter groups, the one with weight decay first; tied parameters occur once."""
+    undecayed = {
+        id(getattr(m, name)) for m in model.modules() if isinstance(m, SequenceMixer) for name in m.undecayed
     }
-    decayed: list[nn.Parameter] = []
-    rest: list[nn.Parameter] = []
-    for parameter in (p for p in model.parameters() if p.requires_grad):
-        is_matrix = parameter.dim() >= 2 and id(parameter) not in spared
-        (decayed if training.decayed == "all" or is_matrix else rest).append(parameter)
+
+    def decays(parameter: nn.Parameter) -> bool:
+        return training.decayed == "all" or (parameter.dim() >= 2 and id(parameter) not in undecayed)
+
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
-        {"params": decayed, "weight_decay": training.weight_decay},
-        {"params": rest, "weight_decay": 0.0},
+        {"params": list(filter(decays, parameters)), "weight_decay": training.weight_decay},
+        {"params": list(itertools.filterfalse(decays, parameters)), "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]

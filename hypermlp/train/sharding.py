@@ -1,7 +1,7 @@
-"""Parameters and optimizer state over several processes: FSDP2 to hold them, safetensors to keep them.
+"""Parameters and optimizer state over several processes: FSDP2 shards them, safetensors files store them.
 
-Optimizer state is saved in one form however many processes there are, each writing what it holds, and is loaded by any other
-number of them. There is no pickle in it.
+The format of the saved optimizer state does not depend on the number of processes: each writes what it holds,
+and any number of processes can load it. It contains no pickle.
 """
 
 import contextlib
@@ -24,77 +24,63 @@ from torch.optim import AdamW
 
 from hypermlp.models import HyperMLPForCausalLM
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-
 
 def shard(model: HyperMLPForCausalLM) -> None:
-    """Split every parameter over all processes: block by block, so that one block at a time is whole."""
+    """Shard every parameter over all processes, block by block: only one block at a time is gathered."""
     processes = torch.distributed.get_world_size()
     mesh = init_device_mesh(model.device.type, (processes,))
     for module in (*model.model.layers, model):
-        fully_shard(
-            module,
-            mesh=mesh,
-            shard_placement_fn=lambda parameter: Shard(sharded_dim(parameter.shape, processes)),
-        )
+        fully_shard(module, mesh=mesh, shard_placement_fn=lambda p: Shard(sharded_dim(p.shape, processes)))
 
 
 def sharded_dim(shape: torch.Size, processes: int) -> int:
-    """The first dimension that divides evenly: rows, except that mixes have few heads and many slots."""
+    """Return the first dimension that divides evenly: the rows, or for a mix of few heads, the slots."""
     return next((dim for dim, size in enumerate(shape) if size % processes == 0), 0)
 
 
 def local_size(model: nn.Module) -> int:
-    """How many elements of the parameters this process holds in memory of its own."""
+    """Return how many parameter elements this process holds."""
     return sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in model.parameters())
 
 
 def whole_weights(model: nn.Module) -> dict[str, Any]:
-    """Every parameter once, tied or not, on the main process; every process must call."""
+    """Return all parameters, tied ones once, gathered on the main process; every process must call this."""
     whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     own = {name for name, _ in model.named_parameters()}
     return {name: tensor for name, tensor in whole.items() if name in own}
 
 
 def save_optimizer(optimizer: AdamW, model: nn.Module, folder: Path) -> None:
-    """Every process writes its part."""
-    state = {
-        f"{name}.{key}": value.cpu() if key == "step" else value  # a counter for each parameter
-        for name, parameter in model.named_parameters()
-        for key, value in optimizer.state[parameter].items()
-    }
-    with _quietly():
-        save(
-            state,
-            storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True),
-            no_dist=_alone(),
-        )
+    """Write this process's part of the optimizer state to ``folder``; every process must call this."""
+    with _storage() as alone:
+        writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+        save(_state(optimizer, model), storage_writer=writer, no_dist=alone)
 
 
 def load_optimizer(optimizer: AdamW, model: nn.Module, folder: Path) -> None:
-    """Every process reads its part, whoever wrote it."""
-    state: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        state[f"{name}.step"] = torch.zeros(())
-        for key in MOMENTS:
-            state[f"{name}.{key}"] = torch.zeros_like(parameter.detach())
-    with _quietly():
-        load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=_alone())
-    for name, parameter in model.named_parameters():
-        optimizer.state[parameter] = {key: state[f"{name}.{key}"] for key in ("step", *MOMENTS)}
+    """Read this process's part of the optimizer state from ``folder``; every process must call this."""
+    for parameter in model.parameters():
+        moments = {key: torch.zeros_like(parameter.detach()) for key in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
+    with _storage() as alone:  # loads in place
+        load(_state(optimizer, model), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=alone)
 
 
-def _alone() -> bool:
-    return not torch.distributed.is_initialized()
+def _state(optimizer: AdamW, model: nn.Module) -> dict[str, Tensor]:
+    """Return AdamW's moments and step counters under the names of the parameters."""
+    return {
+        f"{name}.{key}": value.cpu() if key == "step" else value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state[parameter].items()
+    }
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
+def _storage() -> Iterator[bool]:
+    """Yield whether this process trains alone; turn storage errors, which are no Exception, into OSError."""
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="torch.distributed is disabled"
-        )  # it says so even when told
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as requested by no_dist
         try:
-            yield
-        except CheckpointException as error:  # derives from BaseException
+            yield not torch.distributed.is_initialized()
+        except CheckpointException as error:
             raise OSError(str(error)) from error

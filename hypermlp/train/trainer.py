@@ -1,4 +1,4 @@
-"""transformers' Trainer with our data order, schedule, checkpoints and safety."""
+"""transformers' Trainer with our data order, optimizer, schedule and checkpoints; it stops at a bad loss."""
 
 import json
 import math
@@ -11,26 +11,36 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import SequentialSampler, default_collate
 from transformers import Trainer, TrainingArguments
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
+from hypermlp.config import require
+from hypermlp.errors import UserError
+from hypermlp.reporting.records import write_text
 from hypermlp.train import checkpoints, sharding
 from hypermlp.train.data import IGNORED, Sequences
 from hypermlp.train.recipe import Recipe
 from hypermlp.train.schedule import learning_rate_factor, optimizer_groups
 
-RECENT = 50  # micro-batches that a loss is compared with
+RECENT = 50  # micro-batches whose mean loss the next loss is compared with
 OPTIMIZER, SCHEDULER, RECENT_LOSSES = "optimizer", "scheduler.pt", "recent-losses.json"
+ADVICE = "begin again with --init-from CHECKPOINT and a lower training.learning_rate"
 
 
-class BadLossError(RuntimeError):
-    """The loss is no number, or far from what it was."""
+class BadLossError(UserError):
+    """The loss or gradient is non-finite, or the loss exceeds ``explosion`` times its recent mean."""
 
 
 def training_arguments(recipe: Recipe, folder: Path, processes: int) -> TrainingArguments:
+    """Return Trainer's arguments for a recipe that ``processes`` processes train."""
     training = recipe.training
+    require(
+        "training.report_to",
+        training.report_to,
+        set(training.report_to) <= {*INTEGRATION_TO_CALLBACK, "all", "none"},
+        f"a list with some of {', '.join(sorted(INTEGRATION_TO_CALLBACK))}",
+    )
     cpu = not torch.cuda.is_available()
     return TrainingArguments(
         output_dir=str(folder),
@@ -61,9 +71,9 @@ def training_arguments(recipe: Recipe, folder: Path, processes: int) -> Training
 
 
 class LMTrainer(Trainer):
-    """Sequences in their own order, our optimizer and schedule, checkpoints that are complete or absent, no bad loss."""
+    """Trainer for a recipe: deterministic data order, complete checkpoints, and an error at a bad loss."""
 
-    model: Any  # Trainer declares these as perhaps None
+    model: Any  # Trainer declares these as optional
     model_wrapped: Any
     optimizer: Any
     lr_scheduler: Any
@@ -74,47 +84,47 @@ class LMTrainer(Trainer):
         self.recent: deque[float] = deque(maxlen=RECENT)
         super().__init__(**kwargs)
         self.sharded = recipe.training.sharding and self.args.world_size > 1
-        if (
-            self.sharded
-        ):  # Trainer's word for: the model brings its own placement and gradient reduction, do not wrap it
+        if self.sharded:  # keeps Trainer from wrapping the model, which places and reduces gradients itself
             self.is_distributed_loading_by_transformers = True
 
     def _get_train_sampler(self, *_args: Any) -> SequentialSampler:
-        """The order is the data set's: hypermlp/train/data.py."""
+        """Take sequences in the order of ``Sequences``, which shuffles by index."""
         return SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
 
-    def create_optimizer(self, *_args: Any) -> Optimizer:
+    def create_optimizer(self, *_args: Any) -> torch.optim.Optimizer:
         if self.optimizer is None:
             training = self.recipe.training
-            if self.sharded:  # now: the weights of a checkpoint are in, and the optimizer must see the parts
+            # Shard after a checkpoint's weights are loaded and before the optimizer sees the parameters.
+            if self.sharded:
                 sharding.shard(self.model)
-            first, second = training.betas
-            self.optimizer = AdamW(
-                optimizer_groups(self.model, training), training.learning_rate, (first, second), training.eps
+            self.optimizer = torch.optim.AdamW(
+                optimizer_groups(self.model, training),
+                training.learning_rate,
+                (training.betas[0], training.betas[1]),
+                training.eps,
             )
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         if self.lr_scheduler is None:
             training = self.recipe.training
-            self.lr_scheduler = LambdaLR(
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
                 optimizer or self.optimizer, lambda step: learning_rate_factor(step, training)
             )
         return self.lr_scheduler
 
     def training_step(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
         loss = super().training_step(model, inputs, *args, **kwargs)
-        value = float(loss) * self.args.gradient_accumulation_steps
+        value, step = float(loss) * self.args.gradient_accumulation_steps, self.state.global_step
         usual = statistics.fmean(self.recent) if len(self.recent) == RECENT else None
-        if not value < float("inf") or (usual is not None and value > self.recipe.training.explosion * usual):
-            path = self.folder / f"bad-batch-step-{self.state.global_step}.json"
+        limit = math.inf if usual is None else self.recipe.training.explosion * usual
+        if not math.isfinite(value) or value > limit:
+            path = self.folder / f"bad-batch-step-{step}.json"
             batch = {name: x.tolist() for name, x in inputs.items()}
-            path.write_text(
-                json.dumps({"step": self.state.global_step, "loss": value, "usual": usual, "batch": batch})
-            )
+            write_text(path, json.dumps({"step": step, "loss": value, "usual": usual, "batch": batch}))
             raise BadLossError(
-                f"the loss is {value} at step {self.state.global_step} (before: {usual}); the batch is in {path}. "
-                "Look at that batch, or begin with --init-from CHECKPOINT and a lower training.learning_rate."
+                f"the loss is {value} at step {step} (recent mean: {usual}); "
+                f"the batch is in {path}. Look at that batch, or {ADVICE}."
             )
         self.recent.append(value)
         return loss
@@ -123,14 +133,14 @@ class LMTrainer(Trainer):
         norm = super()._clip_grad_norm(model)
         if not math.isfinite(float(norm)):
             raise BadLossError(
-                f"the gradient is {float(norm)} at step {self.state.global_step}, though the loss is a number; nothing was updated. "
-                "Begin with --init-from CHECKPOINT and a lower training.learning_rate."
+                f"the gradient is {float(norm)} at step {self.state.global_step}, though the loss is finite; "
+                f"the weights were not updated. To go on, {ADVICE}."
             )
         return norm
 
     @torch.no_grad()
     def evaluate(self, *_args: Any, **_kwargs: Any) -> dict[str, float]:
-        """The mean loss over the targets of each split, however they are spread over processes and micro-batches."""
+        """Log and return each split's mean loss over all targets, however they are divided into batches."""
         model = self.model_wrapped.eval()
         metrics = {}
         for split, sequences in self.eval_dataset.items():
@@ -146,7 +156,7 @@ class LMTrainer(Trainer):
         return metrics
 
     def _evaluation_batches(self, sequences: Sequences) -> Iterator[dict[str, Tensor]]:
-        """This process's share; all processes get equally many, the last ones perhaps without targets."""
+        """Yield this process's batches: equally many for every process, the last perhaps without targets."""
         micro, rank = self.args.per_device_eval_batch_size, self.args.process_index
         for first in range(rank * micro, len(sequences) + rank * micro, micro * self.args.world_size):
             items = [sequences[min(i, len(sequences) - 1)] for i in range(first, first + micro)]
@@ -162,8 +172,18 @@ class LMTrainer(Trainer):
             if self.processing_class is not None:
                 self.processing_class.save_pretrained(output_dir)
 
+    def save_final(self) -> Path:
+        """Save the model as ``final`` in the run's folder; return its path. All processes must call this."""
+        aside, final = self.folder / checkpoints.ASIDE / "final", self.folder / "final"
+        self.save_model(str(aside))
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            checkpoints.put_in_place(aside, final)
+            checkpoints.remove_unfinished(self.folder)
+        return final
+
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """None for tied weights, which are saved once."""
+        """Do not warn about tied weights, which are saved once."""
         tied = set(self.model.all_tied_weights_keys)
         load_result.missing_keys[:] = [name for name in load_result.missing_keys if name not in tied]
         super()._issue_warnings_after_load(load_result)
@@ -179,14 +199,14 @@ class LMTrainer(Trainer):
             sharding.load_optimizer(self._adamw(), self.model, Path(checkpoint, OPTIMIZER))
             self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint, SCHEDULER), weights_only=True))
             for group, rate in zip(self._adamw().param_groups, self.lr_scheduler.get_last_lr(), strict=True):
-                group["lr"] = rate  # the scheduler sets it with its next step only
+                group["lr"] = rate  # the scheduler would only set it at its next step
             self.recent.extend(json.loads(Path(checkpoint, RECENT_LOSSES).read_text()))
 
-    def _adamw(self) -> AdamW:
+    def _adamw(self) -> torch.optim.AdamW:
         return getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate wraps it
 
     def _get_output_dir(self, trial: Any = None) -> str:
-        """Where Trainer writes checkpoints: aside. ``_save_checkpoint`` puts them in place."""
+        """Return where Trainer writes checkpoints; ``_save_checkpoint`` then puts them in place."""
         return str(self.folder / checkpoints.ASIDE)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
@@ -198,8 +218,8 @@ class LMTrainer(Trainer):
             if self.args.should_save:
                 checkpoints.put_in_place(aside, self.folder / name)
                 checkpoints.remove_old(self.folder, self.recipe.training.keep)
-        except Exception as error:  # a full disk has many names: each format raises its own
+        except Exception as error:  # each file format raises its own error when the disk is full
             shutil.rmtree(aside, ignore_errors=True)
             raise OSError(
-                f"checkpoint {name} could not be written, the one before it is intact: {error}"
+                f"checkpoint {name} could not be written ({error}); the checkpoint before it is intact"
             ) from error

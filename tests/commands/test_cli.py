@@ -1,4 +1,4 @@
-"""The program, as a user calls it."""
+"""The program ``hypermlp``, called like a user calls it."""
 
 import json
 import subprocess
@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
-from hypermlp.cli import COMMANDS, main
+from hypermlp.cli import COMMANDS, implementation, main
+from hypermlp.commands import info
+from hypermlp.errors import UserError
 from hypermlp.reporting.records import read_record
 
 
@@ -33,6 +35,40 @@ def test_help_of_everything_fits_a_screen_and_shows_an_example(capsys):
 def test_an_unknown_command_fails(capsys):
     assert main(["nonsense"]) == 2
     assert "unknown command 'nonsense'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error", [UserError("--json is wrong; name a file"), FileNotFoundError("no such file: x")]
+)
+def test_a_mistake_of_the_user_is_one_line(monkeypatch, capsys, error):
+    def fail(args):
+        raise error
+
+    monkeypatch.setattr(info, "main", fail)
+    assert main(["info"]) == 2
+    assert capsys.readouterr().err == f"hypermlp info: {error}\n"
+
+
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError, AssertionError, TypeError])
+def test_a_bug_keeps_its_traceback(monkeypatch, kind):
+    def fail(args):
+        raise kind("an internal error")
+
+    monkeypatch.setattr(info, "main", fail)
+    with pytest.raises(kind, match="an internal error"):
+        main(["info"])
+
+
+def test_a_group_of_commands_needs_one_of_its_commands(capsys):
+    assert main(["bench"]) == 2
+    assert "'bench' needs one of: op, table, lm" in capsys.readouterr().err
+
+
+def test_every_command_has_the_same_shape():
+    for name in COMMANDS:
+        found = implementation(name)
+        assert callable(found.add_arguments)
+        assert callable(found.main)
 
 
 def test_info_as_a_program():

@@ -1,4 +1,4 @@
-"""Counted costs against the table of the design study, the built layer, and sums over single steps."""
+"""Counted costs equal the design study's table, the built layer, and sums over single steps."""
 
 import pytest
 import torch
@@ -90,7 +90,7 @@ def test_flops_are_the_sum_over_steps(label):
 
 
 def test_projection_flops_are_those_of_the_matrix_products():
-    """PyTorch's own counter sees the projections as plain matrix products; whatever the operator does is batched or opaque."""
+    """PyTorch's counter sees projections as plain matrix products; the operator's are batched or opaque."""
     from torch.utils.flop_counter import FlopCounterMode
 
     config = MixerConfig.from_label("G-cg-q-12o", hidden_size=64, max_length=16)

@@ -1,4 +1,4 @@
-"""The plan is what the models are: counted against ones that run here."""
+"""The planned costs equal those of models that are built or trained here."""
 
 import json
 
@@ -47,7 +47,7 @@ def test_memory_is_within_15_percent_of_a_real_step(changes):
     recipe = load_recipe("cpu-mini", [*SMALL, *changes])
     prepared = prepare(recipe.data, quiet=True)
     step = training_step(recipe, prepared)
-    step()  # AdamW makes its moments
+    step()  # the first step allocates AdamW's moments
     with use_backend("blocked"):
         real = peak_bytes(step)
     config = recipe.model_config(len(prepared.tokenizer))
@@ -55,7 +55,7 @@ def test_memory_is_within_15_percent_of_a_real_step(changes):
 
 
 def test_flops_outside_the_core_are_those_of_the_products():
-    """Every linear layer, and the head; the core's are tested in test_budget.py."""
+    """The sum covers every linear layer and the head; tests/costs/test_mixer.py tests the core."""
     config = load_recipe("demo").model_config(257)
     model = HyperMLPForCausalLM(config).eval()
     inside = [module for module in model.modules() if isinstance(module, nn.Linear)]
@@ -146,7 +146,7 @@ def test_the_micro_batch_comes_out_even_on_many_gpus(capsys):
     assert even(load_recipe("lm-1.3b"), 64).training.micro_batch == 2, "128 sequences"
     assert main(["plan", "demo", "--count", "8", "--nodes", "2"]) == 0
     assert (
-        "8 GPUs x 1 micro-batch x 2 sequences of 256; 16, as in the recipe, do not come out even"
+        "8 GPUs x 1 micro-batch x 2 sequences of 256 (the recipe's 16 do not divide the batch evenly)"
         in capsys.readouterr().out
     )
 
@@ -164,10 +164,10 @@ def test_a_model_of_another_kind_is_refused(tmp_path, capsys):
         (["flops", "demo", "--vocab", "-3"], "--vocab is -3"),
         (
             ["flops", "demo", "--set", "data.tokenizer=somebody/tokenizer"],
-            "how many tokens 'somebody/tokenizer' has is not known",
+            "the size of tokenizer 'somebody/tokenizer' is not known",
         ),
         (["plan", "demo", "--set", "model.num_hidden_layers=-1"], "num_hidden_layers is -1"),
-        (["plan", "demo", "--set", "model.hidden_size=1e3"], "hidden_size is '1e3'"),
+        (["plan", "demo", "--set", "model.hidden_size=1e3"], "expected int, got str (value: '1e3')"),
         (
             ["plan", "demo", "--set", "model.vocab_size=100"],
             "model.vocab_size is 100; it must be at least the tokenizer's 257",
@@ -181,6 +181,7 @@ def test_a_model_of_another_kind_is_refused(tmp_path, capsys):
         (["flops", "demo", "--length", "100000"], "--length is 100000"),
         (["flops", "nothing"], "nothing"),
         (["flops", "tests"], "tests has no model"),
+        (["plan", "tests", "--set", "model.rank=4"], "--set cannot change the model of tests"),
     ],
 )
 def test_errors_before_work(words, said, capsys):

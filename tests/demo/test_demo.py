@@ -1,17 +1,19 @@
-"""The demonstration means its exit code, and its parts do what they say. `make demo` runs it in full."""
+"""The demonstration's exit code and its parts. `make demo` runs it in full."""
 
 import pytest
 import torch
 
 from hypermlp.cli import main
 from hypermlp.demo import language, recall, run
-from hypermlp.demo.run import Check
+from hypermlp.demo.run import Expectation
 
 
 @pytest.mark.parametrize(("holds", "code"), [(True, 0), (False, 2)])
-def test_the_exit_code_means_it(monkeypatch, capsys, holds, code):
-    monkeypatch.setattr(run, "show_recall", lambda console: [Check("recall", "much", "some", holds)])
-    monkeypatch.setattr(run, "show_language", lambda console, folder: [Check("loss", "low", "low", True)])
+def test_the_exit_code_tells_whether_all_expectations_hold(monkeypatch, capsys, holds, code):
+    monkeypatch.setattr(run, "show_recall", lambda console: [Expectation("recall", "much", "some", holds)])
+    monkeypatch.setattr(
+        run, "show_language", lambda console, folder: [Expectation("loss", "low", "low", True)]
+    )
     assert main(["demo"]) == code
     out = capsys.readouterr().out
     assert ("no" in out.split()) is not holds
@@ -46,7 +48,7 @@ def test_a_broken_cache_would_show(recipe_of_demo):
     text = "for name in sorted(names): print(name)"
     assert language.cache_error(model, tokenizer, text) < 1e-4
     whole = model.forward
-    model.forward = lambda tokens, past_key_values=None, **kw: whole(tokens, **kw)  # forgets the past
+    model.forward = lambda tokens, past_key_values=None, **kw: whole(tokens, **kw)  # ignores the cache
     assert language.cache_error(model, tokenizer, text) > 1e-2
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from hypermlp.models import loading
 from hypermlp.train import checkpoints
 
 
@@ -18,14 +19,14 @@ def test_put_in_place_and_found(tmp_path):
         checkpoints.put_in_place(
             tmp_path / checkpoints.ASIDE / f"checkpoint-{step}", tmp_path / f"checkpoint-{step}"
         )
-    assert [path.name for path in checkpoints.checkpoints(tmp_path)] == [
+    assert [path.name for path in loading.checkpoints(tmp_path)] == [
         "checkpoint-100",
         "checkpoint-20",
         "checkpoint-3",
     ]
-    assert checkpoints.newest_complete(tmp_path) == tmp_path / "checkpoint-100"
+    assert loading.newest_complete(tmp_path) == tmp_path / "checkpoint-100"
     checkpoints.remove_old(tmp_path, keep=2)
-    assert len(checkpoints.checkpoints(tmp_path)) == 2
+    assert len(loading.checkpoints(tmp_path)) == 2
 
 
 @pytest.mark.parametrize("damage", ["no seal", "missing", "changed", "cut"])
@@ -35,17 +36,17 @@ def test_what_is_damaged_is_passed_over(tmp_path, damage, capsys):
         checkpoints.put_in_place(tmp_path / "aside", tmp_path / f"checkpoint-{step}")
     newest = tmp_path / "checkpoint-2"
     if damage == "no seal":
-        (newest / checkpoints.SEAL).unlink()
+        (newest / loading.SEAL).unlink()
     elif damage == "missing":
         (newest / "sub" / "optimizer.pt").unlink()
     else:
         (newest / "model.safetensors").write_text("weighty" if damage == "changed" else "")
-    assert checkpoints.newest_complete(tmp_path) == tmp_path / "checkpoint-1"
+    assert loading.newest_complete(tmp_path) == tmp_path / "checkpoint-1"
     assert f"passing over {newest}" in capsys.readouterr().out
 
 
 def test_unfinished_ones_are_removed_and_nothing_is_no_checkpoint(tmp_path):
     write(tmp_path / checkpoints.ASIDE / "checkpoint-5")
-    assert checkpoints.newest_complete(tmp_path) is None
+    assert loading.newest_complete(tmp_path) is None
     checkpoints.remove_unfinished(tmp_path)
     assert not (tmp_path / checkpoints.ASIDE).exists()

@@ -1,4 +1,4 @@
-"""Prepared data: the same every time, checked, cut into sequences that know their documents."""
+"""Prepared data is reproducible and verified, and is cut into sequences with document ids."""
 
 import json
 
@@ -8,6 +8,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
+from hypermlp.errors import UserError
 from hypermlp.train.corpus import documents, stdlib_files
 from hypermlp.train.data import IGNORED, Sequences, prepare
 from hypermlp.train.recipe import DataSettings
@@ -53,7 +54,7 @@ def test_nothing_half_written_stays(settings, monkeypatch, tmp_path):
     )
     with pytest.raises(OSError, match="disk full"):
         prepare(settings, quiet=True)
-    assert list((tmp_path / "prepared").iterdir()) == []
+    assert not [path for path in (tmp_path / "prepared").iterdir() if path.is_dir()]
 
 
 def test_jsonl_and_parquet_and_text_give_the_same(tmp_path):
@@ -68,7 +69,7 @@ def test_jsonl_and_parquet_and_text_give_the_same(tmp_path):
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_dataset_gives_the_same_streamed_or_not(tmp_path, monkeypatch, streaming):
-    """As from the hub; here it lies in a folder."""
+    """A local folder stands for a dataset of the hub."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     texts = [f"text {i} of several" for i in range(30)]
     (tmp_path / "set").mkdir()
@@ -81,6 +82,14 @@ def test_a_dataset_gives_the_same_streamed_or_not(tmp_path, monkeypatch, streami
     for split in ("train", "validation"):
         assert np.array_equal(ours.tokens[split], plain.tokens[split])
         assert np.array_equal(ours.begins[split], plain.begins[split])
+
+
+def test_an_unknown_split_of_a_dataset_is_a_mistake_of_the_user(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "set").mkdir()
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a text"]}), tmp_path / "set" / "train-0.parquet")
+    with pytest.raises(UserError, match="data.split 'nonsense'"):
+        list(documents(DataSettings(source=f"hub:{tmp_path / 'set'}", split="nonsense")))
 
 
 def test_sources_that_are_not_there(tmp_path):
@@ -107,9 +116,8 @@ def test_sequences_cover_an_epoch_once_and_are_a_function_of_their_index(setting
     assert sorted(firsts[:epoch]) == sorted(firsts[epoch:]) == [32 * i for i in range(epoch)]
     assert firsts[:epoch] != firsts[epoch:]
     again = Sequences(prepared, "train", settings, count=10_000, seed=3)
-    assert torch.equal(
-        again[epoch + 3]["input_ids"], sequences[epoch + 3]["input_ids"]
-    )  # without having seen those before
+    # The index alone determines a sequence, not the ones that were read before.
+    assert torch.equal(again[epoch + 3]["input_ids"], sequences[epoch + 3]["input_ids"])
     assert Sequences(prepared, "train", settings, count=9, seed=4).first_token(0) != firsts[0]
 
 
@@ -169,7 +177,7 @@ def test_trained_and_named_tokenizers(corpus, tmp_path):
 
 
 def test_merges_are_recovered_from_ranks(corpus):
-    """tiktoken gives ranks of tokens; what we make of them must cut as the original does."""
+    """The tokenizer built from the ranks that tiktoken provides splits texts like the original."""
     texts = [path.read_text() for path in sorted(corpus.iterdir())]
     original = build_tokenizer("bpe:320", texts)
     to_byte = {

@@ -1,4 +1,4 @@
-"""Two processes on the CPU, by torchrun: copies (DDP) and parts (FSDP2) train like one process."""
+"""Two processes on the CPU, started by torchrun, train like one: with copies (DDP) and shards (FSDP2)."""
 
 import json
 import os
@@ -58,15 +58,17 @@ def test_copies_give_the_curve_of_one_process(recipe_of_module, single, tmp_path
     assert held == [total, total]
 
 
-def test_parts_give_the_same_curve_and_go_on_with_any_number_of_processes(recipe_of_module, single, tmp_path):
+def test_shards_give_the_same_curve_and_resume_with_any_number_of_processes(
+    recipe_of_module, single, tmp_path
+):
     run = tmp_path / "run"
     torchrun(recipe_of_module, run, "training.sharding=true", "training.steps=4")
     (total,), (held,) = records(run, "parameters"), records(run, "held_by_process")
     assert sum(held) == total
-    assert max(held) < 0.55 * total  # each process really holds half, up to rows that cannot be halved
+    assert max(held) < 0.55 * total  # half each, except for rows that cannot be halved
     moments = [elements(path) for path in sorted((run / "checkpoint-4" / "optimizer").iterdir())]
     assert len(moments) == 2
-    assert max(moments) < 0.55 * sum(moments)  # and keeps its own part of the optimizer's state
+    assert max(moments) < 0.55 * sum(moments)  # each process saves its part of the optimizer state
 
     alone = shutil.copytree(run, tmp_path / "alone")
     train(load_recipe(str(recipe_of_module), SCHEDULE), alone, resume=True)
@@ -76,7 +78,7 @@ def test_parts_give_the_same_curve_and_go_on_with_any_number_of_processes(recipe
     assert_same_curve(run, single)
 
 
-def test_parts_go_on_from_a_whole(recipe_of_module, single, tmp_path):
+def test_shards_resume_from_the_checkpoint_of_one_process(recipe_of_module, single, tmp_path):
     train(load_recipe(str(recipe_of_module), [*SCHEDULE, "training.steps=4"]), tmp_path / "run")
     torchrun(recipe_of_module, tmp_path / "run", "training.sharding=true", "--resume")
     assert_same_curve(tmp_path / "run", single)

@@ -1,4 +1,4 @@
-"""The recipes that come with the package, the large ones on the meta device: size, groups, arithmetic, sharding."""
+"""The recipes of the package: size, optimizer groups, token arithmetic and sharding, on the meta device."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ SOFTMAX = {
     "nanogpt-124m": 123_587_328,
     "lm-340m": 341_099_520,
     "lm-1.3b": 1_298_761_728,
-}  # the same model with attention, as published
+}  # parameters with softmax attention, as published
 
 
 def build(name, *overrides):
@@ -28,12 +28,12 @@ def count(model):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_the_names_are_all():
+def test_all_recipes_are_tested():
     assert {path.stem for folder in RECIPE_FOLDERS for path in folder.glob("*.yaml")} == set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_counted_is_what_is_built(name):
+def test_counted_parameters_equal_those_of_the_built_model(name):
     recipe, model = build(name)
     config, mixer = model.config, model.config.mixer_config(0)
     matrices = 2 if config.block == "gpt2" else 3
@@ -48,7 +48,7 @@ def test_what_is_counted_is_what_is_built(name):
 
 @pytest.mark.parametrize("name", SOFTMAX)
 def test_large_models_fit_the_budget(name):
-    """With softmax attention it is the published model, to the parameter; with HyperGLU each layer is within the paper's 8 %."""
+    """With softmax attention the count is the published one; a HyperGLU layer is within the paper's 8 %."""
     _, softmax = build(name, "model.mixer=S-p")
     assert count(softmax) == SOFTMAX[name]
     _, model = build(name)
@@ -63,7 +63,7 @@ def test_optimizer_groups(name):
     assert sum(p.numel() for group in groups for p in group["params"]) == count(model)
     if recipe.training.decayed == "all":
         assert [group["weight_decay"] for group in groups] == [0.1]
-    else:  # NanoGPT's: mixes, convolutions and embeddings are decayed, norms and biases are not
+    else:  # NanoGPT: mixes, convolutions and embeddings are decayed, norms and biases are not
         assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
         assert all(p.dim() >= 2 for p in groups[0]["params"])
         assert all(p.dim() == 1 for p in groups[1]["params"])
@@ -106,7 +106,7 @@ def test_the_batch_is_the_same_on_any_number_of_processes(name, processes):
 
 @pytest.mark.parametrize("name", SOFTMAX)
 def test_the_sharding_plan_reaches_every_parameter(name):
-    """Blocks are the units; what is left, embeddings and the last norm, goes with the root. Eight processes hold an eighth each."""
+    """Every block is sharded, the rest with the root; each of eight processes holds an eighth."""
     _, model = build(name)
     in_blocks = {id(p) for block in model.model.layers for p in block.parameters()}
     rest = [parameter for key, parameter in model.named_parameters() if id(parameter) not in in_blocks]

@@ -1,4 +1,4 @@
-"""A run: it learns, stops when asked or when something is wrong, and goes on bit for bit."""
+"""A run learns, stops on signals and bad losses, and resumes bit for bit."""
 
 import json
 import os
@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from hypermlp.cli import main
-from hypermlp.models import HyperMLPForCausalLM
+from hypermlp.errors import UserError
+from hypermlp.models import HyperMLPForCausalLM, loading
 from hypermlp.train import checkpoints
 from hypermlp.train.folder import RunFolder
 from hypermlp.train.recipe import load_recipe
@@ -22,7 +23,7 @@ from hypermlp.train.trainer import BadLossError
 
 
 def everything(folder):
-    """The contents of a checkpoint that a run depends on: weights, optimizer, schedule, random generators, position."""
+    """Return what a resumed run depends on: weights, optimizer, schedule, random generators, position."""
     state = json.loads((folder / "trainer_state.json").read_text())
     return {
         **load_file(folder / "model.safetensors"),
@@ -58,7 +59,7 @@ def test_a_run_learns_and_ends_with_a_model_that_loads(recipe_file, tmp_path):
 
 
 def test_half_and_half_equals_the_whole(recipe_file, tmp_path):
-    """Weights, optimizer, schedule, random generators and data position, bit for bit."""
+    """Weights, optimizer, schedule, random generators and data position are equal bit for bit."""
     train(load_recipe(str(recipe_file)), tmp_path / "whole")
     interrupted = load_recipe(str(recipe_file), ["training.steps=4", "training.decay_steps=8"])
     train(interrupted, tmp_path / "halves")
@@ -75,7 +76,7 @@ def test_resume_passes_over_a_damaged_checkpoint(recipe_file, tmp_path, capsys):
     whole = everything(run / "checkpoint-8")
     weights = run / "checkpoint-8" / "model.safetensors"
     content = weights.read_bytes()
-    weights.unlink()  # what was loaded from it is still mapped
+    weights.unlink()  # the loaded weights may still be mapped to this file
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     train(recipe, run, resume=True)
     assert "passing over" in capsys.readouterr().out
@@ -96,11 +97,10 @@ def test_init_from_takes_the_weights_and_nothing_else(recipe_file, tmp_path):
     final = train(recipe, tmp_path / "first")
     train(recipe, tmp_path / "second", init_from=str(final))
     first, second = losses(tmp_path / "first"), losses(tmp_path / "second")
-    assert second[0][0] == 1  # counts from the beginning
+    assert second[0][0] == 1  # a new run counts from the beginning
     assert second[0][1] < first[0][1] - 0.2
-    train(
-        recipe, tmp_path / "third", resume=True, init_from=str(final)
-    )  # nothing to resume from: begins with the weights
+    # There is no checkpoint to resume from, so the run begins with the weights.
+    train(recipe, tmp_path / "third", resume=True, init_from=str(final))
     assert losses(tmp_path / "third") == second
 
 
@@ -108,8 +108,8 @@ def test_init_from_is_remembered_until_the_first_checkpoint(recipe_file, tmp_pat
     recipe = load_recipe(str(recipe_file))
     final = train(recipe, tmp_path / "first")
     train(recipe, tmp_path / "second", init_from=str(final))
-    for folder in checkpoints.checkpoints(tmp_path / "second"):
-        shutil.rmtree(folder)  # as if it had been killed earlier
+    for folder in loading.checkpoints(tmp_path / "second"):
+        shutil.rmtree(folder)  # as if the run had been killed before its first checkpoint
     whole = losses(tmp_path / "second")
     train(recipe, tmp_path / "second", resume=True)
     assert losses(tmp_path / "second") == whole
@@ -128,16 +128,16 @@ def test_weights_that_do_not_fit_are_refused(recipe_file, tmp_path):
 def test_a_run_goes_on_with_its_own_data_only(recipe_file, tmp_path, corpus):
     train(load_recipe(str(recipe_file), ["training.steps=4", "training.decay_steps=8"]), tmp_path / "run")
     (corpus / "00.txt").write_text("something else")
-    with pytest.raises(ValueError, match="the data is not what the run in .* was begun with"):
+    with pytest.raises(ValueError, match="the data is not what the run in .* began with"):
         train(load_recipe(str(recipe_file), ["training.decay_steps=8"]), tmp_path / "run", resume=True)
 
 
 def test_one_process_writes_to_a_folder(recipe_file, tmp_path):
-    first = RunFolder(tmp_path / "run")
-    first.lock()
-    with pytest.raises(ValueError, match="another process is training in"):
+    with (
+        RunFolder(tmp_path / "run").lock(),
+        pytest.raises(UserError, match="another process is training in"),
+    ):
         train(load_recipe(str(recipe_file)), tmp_path / "run")
-    first.unlock()
     train(load_recipe(str(recipe_file)), tmp_path / "run")
 
 
@@ -152,18 +152,18 @@ def test_a_finished_run_is_left_alone(recipe_file, tmp_path, capsys):
 
 @pytest.mark.parametrize("seal", ["", "{}", "[]", '{"sha256": []}', '{"sha256": {"model.safetensors": "0"}}'])
 def test_damaged_checkpoints_do_not_crowd_out_good_ones(recipe_file, tmp_path, seal):
-    """Neither stops the run, and none is kept in the place of a good one."""
+    """Damaged checkpoints do not stop the run and do not count among those that are kept."""
     run = tmp_path / "run"
     train(load_recipe(str(recipe_file)), run)
-    for folder in checkpoints.checkpoints(run):
+    for folder in loading.checkpoints(run):
         (folder / "complete.json").write_text(seal)
     (run / "checkpoint-7").write_text("a stray file")
     train(load_recipe(str(recipe_file), ["training.steps=6", "training.decay_steps=8"]), run, resume=True)
-    assert [folder.name for folder in checkpoints.checkpoints(run)] == ["checkpoint-6", "checkpoint-4"]
-    assert checkpoints.newest_complete(run).name == "checkpoint-6"
+    assert [folder.name for folder in loading.checkpoints(run)] == ["checkpoint-6", "checkpoint-4"]
+    assert loading.newest_complete(run).name == "checkpoint-6"
 
 
-def test_a_loss_that_is_no_number_stops_with_its_batch(recipe_file, tmp_path, prepared):
+def test_a_non_finite_loss_stops_the_run_and_saves_its_batch(recipe_file, tmp_path, prepared):
     recipe, run = load_recipe(str(recipe_file)), tmp_path / "run"
     run.mkdir()
     model = build_model(recipe, prepared, None)
@@ -176,7 +176,7 @@ def test_a_loss_that_is_no_number_stops_with_its_batch(recipe_file, tmp_path, pr
     assert len(record["batch"]["input_ids"]) == recipe.training.micro_batch
 
 
-def test_a_gradient_that_is_no_number_stops_before_the_update(recipe_file, tmp_path, prepared):
+def test_a_non_finite_gradient_stops_the_run_before_the_update(recipe_file, tmp_path, prepared):
     recipe, run = load_recipe(str(recipe_file)), tmp_path / "run"
     run.mkdir()
     model = build_model(recipe, prepared, None)
@@ -186,6 +186,14 @@ def test_a_gradient_that_is_no_number_stops_before_the_update(recipe_file, tmp_p
     with pytest.raises(BadLossError, match="the gradient is nan at step 0"):
         trainer.train()
     assert torch.equal(model.model.norm.weight, before)
+
+
+def test_an_unknown_tracker_is_a_mistake_of_the_user(recipe_file, tmp_path):
+    recipe = load_recipe(str(recipe_file), ["training.report_to=[nonsense]"])
+    with pytest.raises(
+        UserError, match=r"training.report_to is \['nonsense'\]; it must be a list with some of"
+    ):
+        train(recipe, tmp_path / "run")
 
 
 def test_an_exploding_loss_stops(recipe_file, tmp_path, capsys):
@@ -229,7 +237,7 @@ def test_a_signal_saves_and_stops(recipe_file, tmp_path, server, number):
     os.kill(process.pid, number)
     process.join(60)
     assert process.exitcode == 0
-    assert 3 <= checkpoints.step_of(checkpoints.newest_complete(run)) < 500
+    assert 3 <= loading.step_of(loading.newest_complete(run)) < 500
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(recipe_file, tmp_path, server):
@@ -241,20 +249,21 @@ def test_a_full_disk_leaves_the_checkpoint_before(recipe_file, tmp_path, server)
     process.start()
     process.join(60)
     assert process.exitcode == 2
-    assert checkpoints.newest_complete(run).name == "checkpoint-4"
+    assert loading.newest_complete(run).name == "checkpoint-4"
     assert_same(before, everything(run / "checkpoint-4"))
     assert not list((run / checkpoints.ASIDE).glob("*"))
 
 
 def test_killed_at_20_random_moments_the_weights_are_the_same(recipe_file, tmp_path, server):
-    """kill -9, resume, again and again: every resume goes on, and the end is that of a run that nobody disturbed.
+    """Runs that are killed with SIGKILL and resumed end with the weights of a run that was never killed.
 
-    The moments are counted in checkpoints from where the process began, plus a part of a second: no guess at how long starting takes.
+    A process is killed a number of checkpoints and a fraction of a second after it began, so the test does
+    not depend on how long starting takes.
     """
     settings = ["--set", "training.steps=24", "--set", "training.save_every=1", "--set", "training.keep=1"]
 
     def step(folder):
-        return max(map(checkpoints.step_of, checkpoints.checkpoints(folder)), default=0)
+        return max(map(loading.step_of, loading.checkpoints(folder)), default=0)
 
     def attempt(folder, kill_after=None):
         process = server.Process(
@@ -284,4 +293,4 @@ def test_killed_at_20_random_moments_the_weights_are_the_same(recipe_file, tmp_p
             kills += 1
             resumed += step(folder) > 0
         assert_same(everything(tmp_path / "whole" / "checkpoint-24"), everything(folder / "checkpoint-24"))
-    assert resumed >= 10  # most of them in the middle
+    assert resumed >= 10  # most kills happen in the middle of a run

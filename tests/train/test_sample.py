@@ -1,4 +1,4 @@
-"""From a run to text: the command, the pipeline, the server."""
+"""Text from a run: by the command, the pipeline and the server."""
 
 import io
 import json
@@ -25,7 +25,7 @@ def run(recipe_of_module):
 
 
 @pytest.mark.parametrize("place", ["", "final", "checkpoint-6"])
-def test_sample_goes_on_from_a_prompt(run, capsys, place):
+def test_sample_continues_a_prompt(run, capsys, place):
     arguments = ["sample", str(run / place), "document 1", "--tokens", "20", "--seed", "3"]
     assert main(arguments) == 0
     first = capsys.readouterr()
@@ -44,7 +44,7 @@ def test_sample_from_standard_input_and_from_nothing(run, capsys, monkeypatch):
     assert "<|endoftext|>" not in capsys.readouterr().out
 
 
-def test_sample_says_what_is_wrong(tmp_path, run, capsys):
+def test_sample_reports_mistakes(tmp_path, run, capsys):
     assert main(["sample", str(tmp_path)]) == 2
     assert "has no model; allowed: a folder of save_pretrained" in capsys.readouterr().err
     assert main(["sample", str(run), "x", "--tokens", "0"]) == 2

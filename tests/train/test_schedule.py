@@ -1,4 +1,4 @@
-"""The learning rate of nanoGPT's protocol, and what is decayed."""
+"""The learning rate of NanoGPT's protocol, and which parameters have weight decay."""
 
 import pytest
 import torch
@@ -30,7 +30,9 @@ def test_warm_up_and_cosine():
     assert rate(2000) == pytest.approx(6e-4)
     assert rate(21_000) == pytest.approx((6e-4 + 6e-5) / 2)
     assert rate(40_000) == rate(50_000) == pytest.approx(6e-5)
-    assert rate(40_000, decay_steps=600_000) == pytest.approx(5.946e-4, abs=1e-7)  # the protocol's own number
+    assert rate(40_000, decay_steps=600_000) == pytest.approx(
+        5.946e-4, abs=1e-7
+    )  # the value in NanoGPT's protocol
 
 
 def test_matrices_are_decayed_and_nothing_is_counted_twice():
@@ -47,9 +49,7 @@ def test_matrices_are_decayed_and_nothing_is_counted_twice():
         "norm",
         "gates",
     }
-    assert any(
-        "mix1.diag" in names[id(p)] for p in decayed["params"]
-    )  # two dimensions: the host's rule decays it
+    assert any("mix1.diag" in names[id(p)] for p in decayed["params"])  # it has two dimensions
     both = [*decayed["params"], *rest["params"]]
     assert len({id(p) for p in both}) == len(both) == len(list(model.parameters()))
     (everything,) = optimizer_groups(model, TrainingSettings(**settings, decayed="all"))

@@ -1,0 +1,55 @@
+"""``hypermlp plan``: memory, FLOPs and time that a recipe needs on given GPUs."""
+
+import argparse
+import dataclasses
+import json
+
+from hypermlp.costs.plan import GPUS, TEMPLATE, make_plan, plan_table, recipe_of, usual_nodes
+from hypermlp.errors import UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "recipe",
+        help=f"a recipe; or a folder with a model, or its config.json, to be trained like {TEMPLATE}",
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe"
+    )
+    parser.add_argument("--gpu", default="h100", choices=sorted(GPUS), help="type of GPU (default: h100)")
+    parser.add_argument("--count", type=int, default=1, help="number of GPUs (default: 1)")
+    parser.add_argument("--nodes", type=int, help="number of machines (default: with eight GPUs in each)")
+    parser.add_argument(
+        "--utilisation",
+        type=float,
+        default=0.3,
+        help="fraction of the GPU's peak FLOP/s that is reached (default: 0.3, a guess)",
+    )
+    parser.add_argument("--vocab", type=int, help="size of the tokenizer, if its name does not determine it")
+    parser.add_argument("--json", choices=("-",), help="print the numbers as JSON")
+
+
+def main(args: argparse.Namespace) -> None:
+    if args.count < 1 or not 0 < args.utilisation <= 1:
+        raise UserError(
+            f"--count is {args.count}, --utilisation {args.utilisation}; "
+            "--count must be at least 1, --utilisation above 0 and at most 1"
+        )
+    nodes = usual_nodes(args.count) if args.nodes is None else args.nodes
+    if nodes < 1 or args.count % nodes:
+        raise UserError(f"--nodes is {nodes}; it must be a divisor of --count = {args.count}")
+    recipe, gpu = recipe_of(args.recipe, args.set), GPUS[args.gpu]
+    plan = make_plan(
+        recipe,
+        vocab_size=recipe.vocab_size(args.vocab),
+        gpu=gpu,
+        count=args.count,
+        nodes=nodes,
+        utilisation=args.utilisation,
+    )
+    if args.json:
+        derived = {name: getattr(plan, name) for name in ("step_seconds", "seconds", "fits", "limit")}
+        print(json.dumps(dataclasses.asdict(plan) | derived, indent=2))
+        return
+    print(f"{recipe.name} on {args.count} x {args.gpu} in {nodes} {'node' if nodes == 1 else 'nodes'}\n")
+    print(plan_table(plan, recipe, args.count, gpu, args.utilisation).markdown())

@@ -1,0 +1,77 @@
+"""``hypermlp sample``: generate text with a saved model and print it token by token."""
+
+import argparse
+import sys
+import time
+from typing import Any
+
+import torch
+import transformers
+
+from hypermlp.errors import UserError
+from hypermlp.models.loading import load
+
+USUAL = 200  # tokens
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", help="a folder with a model, or a run of `hypermlp train`")
+    parser.add_argument(
+        "prompt",
+        nargs="?",
+        default="",
+        help="the text to continue; - reads it from standard input; without it a new document begins",
+    )
+    parser.add_argument(
+        "--tokens", type=int, help=f"number of new tokens (default: {USUAL}, or as many as fit the context)"
+    )
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.8,
+        help="0 takes the most likely token each time (default: 0.8)",
+    )
+    parser.add_argument(
+        "--top-k", type=int, default=50, help="draw from this many most likely tokens (default: 50)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random draws (default: 0)")
+
+
+def main(args: argparse.Namespace) -> None:
+    if (args.tokens is not None and args.tokens < 1) or args.temperature < 0 or args.top_k < 1:
+        raise UserError(
+            f"--tokens is {args.tokens}, --top-k {args.top_k}, --temperature {args.temperature}; "
+            "--tokens and --top-k must be at least 1, --temperature at least 0"
+        )
+    transformers.set_seed(args.seed)
+    transformers.logging.disable_progress_bar()
+    model, tokenizer = load(args.checkpoint)
+    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    drawn = {"do_sample": True, "temperature": args.temperature, "top_k": args.top_k}
+    settings = drawn if args.temperature > 0 else {"do_sample": False}
+    speed = stream(model, tokenizer, prompt, args.tokens, settings)
+    print(f"{speed:.0f} tokens/s", file=sys.stderr)
+
+
+@torch.inference_mode()
+def stream(model: Any, tokenizer: Any, prompt: str, tokens: int | None, settings: dict[str, Any]) -> float:
+    """Print ``prompt`` and its continuation as it is generated; return the number of new tokens per second.
+
+    ``tokens`` is the number of new tokens, None for the default; ``settings`` go to ``generate``.
+    """
+    inputs = tokenizer(prompt or tokenizer.bos_token, return_tensors="pt", add_special_tokens=False)
+    context, given = model.config.max_position_embeddings, inputs["input_ids"].shape[1]
+    if given + (tokens or 1) > context:
+        raise UserError(
+            f"{given} tokens of prompt and {tokens or 1} new ones are too many; "
+            f"the model's context has {context}"
+        )
+    began = time.perf_counter()
+    out = model.generate(
+        **inputs.to(model.device),
+        streamer=transformers.TextStreamer(tokenizer, skip_prompt=not prompt, skip_special_tokens=True),
+        max_new_tokens=tokens or min(USUAL, context - given),
+        pad_token_id=tokenizer.pad_token_id,
+        **settings,
+    )
+    return (out.shape[1] - given) / (time.perf_counter() - began)

@@ -1,0 +1,125 @@
+"""Find, verify and load saved models: Hugging Face folders, and the checkpoints of a training run.
+
+A checkpoint is complete if it has a seal, ``complete.json``, with the SHA-256 of each of its files, and every
+file matches. hypermlp/train/checkpoints.py writes the seal. Incomplete checkpoints are treated as absent.
+"""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from hypermlp.errors import UserError
+from hypermlp.models.configuration_hypermlp import HyperMLPConfig
+from hypermlp.models.modeling_hypermlp import HyperMLPForCausalLM
+
+SEAL = "complete.json"
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def problem(folder: Path) -> str | None:
+    """Return why ``folder`` is not a complete checkpoint, or None if it is one."""
+    try:
+        for name, digest in json.loads((folder / SEAL).read_text())["sha256"].items():
+            if file_digest(folder / name) != digest:
+                return f"the checksum of {name} differs"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"it cannot be read ({error})"
+    return None
+
+
+def step_of(folder: Path) -> int:
+    """Return the step in the name ``checkpoint-STEP``, or -1 for any other name."""
+    step = folder.name.removeprefix("checkpoint-")
+    return int(step) if step.isdecimal() else -1
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """Return the folders of a run that are named like checkpoints, newest first."""
+    named = (path for path in run.glob("checkpoint-*") if step_of(path) >= 0)
+    return sorted(
+        (path for path in named if path.is_dir() and not path.is_symlink()), key=step_of, reverse=True
+    )
+
+
+def newest_complete(run: Path, *, put_away: bool = False) -> Path | None:
+    """Return the newest complete checkpoint of a run, and print a line for each one that is skipped.
+
+    With ``put_away``, these are renamed ``damaged-checkpoint-STEP``, so that they are not found again.
+    """
+    for folder in checkpoints(run):
+        reason = problem(folder)
+        if reason is None:
+            return folder
+        print(f"passing over {folder}: {reason}", flush=True)
+        if put_away:
+            damaged = run / f"damaged-{folder.name}"
+            shutil.rmtree(damaged, ignore_errors=True)
+            folder.rename(damaged)
+    return None
+
+
+def model_folder(name: str) -> Path:
+    """Return the folder of a saved model: ``name``, or, for a run, its final model or newest checkpoint."""
+    run = Path(name)
+    for folder in (run, run / "final"):
+        if (folder / "config.json").is_file():
+            return folder
+    newest = newest_complete(run)
+    if newest is None:
+        raise UserError(
+            f"{name} {'has no model' if run.is_dir() else 'is not a folder'}; "
+            "allowed: a folder of save_pretrained, a checkpoint, or a run of `hypermlp train`"
+        )
+    return newest
+
+
+def our_config(name: str) -> HyperMLPConfig:
+    """Return the configuration of a saved model, given as for ``model_folder`` or by its config.json."""
+    path = Path(name) if Path(name).is_file() else model_folder(name) / "config.json"
+    try:
+        kind = json.loads(path.read_text(encoding="utf-8")).get("model_type")
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"{path} is not the configuration of a model: {error}") from error
+    if kind != HyperMLPConfig.model_type:
+        raise UserError(f"{path} is of a model of type {kind!r}; allowed: {HyperMLPConfig.model_type!r}")
+    return HyperMLPConfig.from_pretrained(path)
+
+
+def require_whole(name: str, model: Any, info: dict[str, Any]) -> None:
+    """Raise if a model lacks tensors, which transformers fills with random values, or has non-finite ones.
+
+    ``info`` is the loading info that ``from_pretrained(..., output_loading_info=True)`` returns.
+    """
+    missing = sorted(info["missing_keys"])
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise UserError(f"{name} lacks {', '.join(missing[:3])}{more}: it is not whole")
+    broken = [key for key, value in model.named_parameters() if not torch.isfinite(value).all()]
+    if broken:
+        raise UserError(
+            f"{name} has values that are not finite, first in {broken[0]}: "
+            "the file is damaged, or the training diverged"
+        )
+
+
+def load(name: str) -> tuple[HyperMLPForCausalLM, Any]:
+    """Return a saved model in evaluation mode, and its tokenizer; ``name`` is as for ``model_folder``."""
+    folder = model_folder(name)
+    loaded: Any = HyperMLPForCausalLM.from_pretrained(
+        folder, config=our_config(str(folder)), output_loading_info=True
+    )
+    model: HyperMLPForCausalLM = loaded[0].eval()
+    require_whole(name, model, loaded[1])
+    if not (folder / "tokenizer_config.json").is_file():
+        raise UserError(f"{folder} has no tokenizer; save one there with tokenizer.save_pretrained")
+    return model, AutoTokenizer.from_pretrained(folder)
