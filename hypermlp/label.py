@@ -52,7 +52,8 @@ class Label:
             raise _error(
                 text,
                 "!",
-                "! only without q or v, on a label with gates or a mix: it marks parameters beyond attention's",
+                "! only without q or v, on a label with gates or a mix: it marks parameters beyond "
+                "attention's",
             )
         if self.mix and not (self.rank or self.full_width):
             raise _error(text, self.mix, f"a mix paid for by q or v, or marked with !: {text}!")
@@ -94,5 +95,6 @@ class Label:
 
 def _error(text: str, wrong: str, allowed: str) -> UserError:
     return UserError(
-        f"label {text!r}: {wrong!r} is not allowed there; allowed: {allowed + '. Grammar: ' if allowed else ''}{GRAMMAR}"
+        f"label {text!r}: {wrong!r} is not allowed there; allowed: "
+        f"{allowed + '. Grammar: ' if allowed else ''}{GRAMMAR}"
     )

@@ -29,7 +29,10 @@ def _seeded():
 
 @pytest.fixture(scope="session")
 def server():
-    """Processes that begin with everything imported; started here, because whoever starts the one fork server chooses the imports."""
+    """Processes that begin with everything imported.
+
+    Started here, because whoever starts the one fork server chooses the imports.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["hypermlp.train.run", "hypermlp.mad.training"])
     process = context.Process(target=sys.exit)
@@ -60,7 +63,10 @@ def backend(request):
 
 @pytest.fixture
 def compiler():
-    """torch.compile with nothing left over from other tests: it counts recompilations per function, not per layer."""
+    """torch.compile with nothing left over from other tests:
+
+    it counts recompilations per function, not per layer.
+    """
     torch.compiler.reset()
     return torch.compile
 
@@ -83,7 +89,9 @@ def chromium():
 
 @pytest.fixture
 def browser(chromium):
-    """``browser(file, "phone" or "desk")`` opens a page, which must be readable, fit its screen, ask for nothing and report no error."""
+    """``browser(file, "phone" or "desk")`` opens a page, which must be readable, fit its screen, ask for
+    nothing and report no error.
+    """
     opened = []
 
     def open_page(file, screen):

@@ -11,14 +11,6 @@ DOCUMENT = ROOT / "docs" / "derivation.md"
 CITATION = re.compile(r"`([\w./-]+\.(?:py|cpp|h))(?:: ([\w.]+))?`")
 WITHOUT_FILE = re.compile(r"`[A-Z]\w*\.\w+[^`]*`")
 
-# Files of the new layout that do not exist yet. An entry fails as soon as its file exists: then delete it.
-ANNOUNCED = {
-    "hypermlp/layers/gates.py",
-    "hypermlp/layers/rotary.py",
-    "hypermlp/ops/convolution.py",
-    "hypermlp/paper/variants.py",
-}
-
 
 def citations(text: str) -> list[tuple[str, str]]:
     """Return every cited (path, name) of a Markdown text, once; the name of a plain `path` is empty."""
@@ -50,11 +42,8 @@ def problem(path: str, name: str) -> str | None:
 
 
 def cases() -> list[object]:
-    waiting = pytest.mark.xfail(strict=True, reason="announced: the file does not exist yet")
-    return [
-        pytest.param(path, name, marks=[waiting] if path in ANNOUNCED else [], id=f"{path}:{name}")
-        for path, name in citations(DOCUMENT.read_text())
-    ]
+    found = citations(DOCUMENT.read_text())
+    return [pytest.param(path, name, id=f"{path}:{name}") for path, name in found]
 
 
 @pytest.mark.parametrize(("path", "name"), cases())
@@ -75,10 +64,6 @@ def test_members_are_cited_with_their_file():
         "`Mixer.forward: q * q_gate`",
     ]
     assert not WITHOUT_FILE.findall(DOCUMENT.read_text())
-
-
-def test_every_announced_file_is_cited():
-    assert {path for path, _ in citations(DOCUMENT.read_text())} >= ANNOUNCED
 
 
 def test_citations_are_parsed():

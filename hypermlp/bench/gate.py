@@ -26,6 +26,8 @@ def check_backend(backend: str) -> int:
 
     Raises UserError at the first case that differs.
     """
+    if backend not in BACKENDS:
+        raise UserError(f"unknown backend {backend!r}; allowed: {', '.join(map(repr, BACKENDS))}")
     count = 0
     for activation, mixes, layout, starts, queries in CASES:
         request = Request("attention", "cpu", torch.float64, activation, bool(mixes), needs_grad=True)

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from hypermlp.costs.mixer import flops_table, parameter_count, parameter_table, state_bytes
 from hypermlp.layers.registry import Config
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
+from hypermlp.ops.arguments import Attention
 from hypermlp.ops.blocked import workspace_bytes
 from hypermlp.ops.dispatch import use_backend
 from hypermlp.reporting.table import Table
@@ -132,9 +133,10 @@ class LiveBytes(TorchDispatchMode):
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.hypermlp.blocked_backward.default:  # its workspace is not visible here
-            (q, k, v), mixes = args[1:4], sum(x.numel() for x in args[4:12] if x is not None)
-            self.peak = max(self.peak, self.live + workspace_bytes(self.device, q, k, v, mixes))
+        if func is torch.ops.hypermlp.blocked_grad.default:  # its workspace is not visible here
+            _grad_out, _inverse_norm, *flat = args
+            workspace = workspace_bytes(self.device, Attention.unflatten(tuple(flat)))
+            self.peak = max(self.peak, self.live + workspace)
         out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor):

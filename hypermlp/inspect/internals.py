@@ -84,8 +84,8 @@ def rotated(layer: Mixer, rows: Tensor, t: int, starts: Tensor | None) -> Tensor
 def operands(layer: Mixer, x: Tensor, starts: Tensor | None) -> tuple[Tensor, Attention, dict[str, Tensor]]:
     """Return what ``layer(x, starts=starts)`` computes before the operator.
 
-    Returns: the input behind the registers, with zeros in place of padding; the arguments of the operator; and
-    the gates by name. The last two are in float32 or better.
+    Returns: the input behind the registers, with zeros in place of padding; the arguments of the operator;
+    and the gates by name. The last two are in float32 or better.
     """
     for name in ("q_proj", "k_proj", "v_proj", "o_proj", "gates"):
         part = getattr(layer, name)

@@ -44,7 +44,9 @@ class Gates(nn.Module):
         return GateValues(**{name: part.unflatten(-1, self.shapes[name]) for name, part in parts.items()})
 
     def split(self, fused: Tensor) -> dict[str, Tensor]:
-        """Split the last dimension, which has an entry for each column of W, into views by the gates' names."""
+        """Split the last dimension, which has an entry for each column of W, into views by the gates'
+        names.
+        """
         parts = fused.split([math.prod(shape) for shape in self.shapes.values()], dim=-1)
         return dict(zip(self.shapes, parts, strict=True))
 

@@ -250,15 +250,17 @@ def rows_per_block(device: str, matrices: int, num_queries: int, num_keys: int) 
     return max(1, min(MAX_ROWS, max(MIN_ROWS, min(fitting, num_queries // 4) // 16 * 16)))
 
 
-def workspace_bytes(device: str, q: Tensor, k: Tensor, v: Tensor, mixes: int) -> int:
+def workspace_bytes(device: str, arguments: Attention) -> int:
     """Estimate the bytes that ``backward`` holds for itself.
 
-    These are copies of the inputs, of the mixes (``mixes`` numbers in all) and of the gradients with heads
-    first, and six buffers of scores.
+    These are copies of the inputs, of the mixes and of the gradients with heads first, and six buffers of
+    scores.
     """
+    q, k, v = arguments[:3]
     matrices, num_queries, num_keys = q.shape[0] * q.shape[2], q.shape[1], k.shape[1]
     scores = matrices * rows_per_block(device, matrices, num_queries, num_keys) * num_keys
-    return torch.float32.itemsize * (2 * (q.numel() + k.numel() + v.numel() + mixes) + v.numel() + 6 * scores)
+    inputs = sum(x.numel() for x in arguments.tensors() if x is not None)
+    return torch.float32.itemsize * (2 * inputs + v.numel() + 6 * scores)
 
 
 def transposed(mix: Mix) -> Mix:

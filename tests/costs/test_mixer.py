@@ -115,7 +115,7 @@ def test_state_bytes_are_those_of_the_tensors():
         layer(torch.randn(3, 9, 64), state=state)
         needed = [state.keys, state.values]
         if state.inputs is not None:
-            needed.append(state.inputs[:, -state.conv_history :])
+            needed.append(state.inputs[:, 1 - layer.config.conv_kernel :])
         held = sum(x.numel() * x.element_size() for x in needed)
         assert state_bytes(layer.config, 9, batch_size=3) == held
     assert state_bytes(layer.config, 9, dtype=torch.bfloat16) == 9 * 128 * 2

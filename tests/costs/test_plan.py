@@ -12,6 +12,7 @@ from hypermlp.cli import main
 from hypermlp.costs.mixer import CORE_PARTS
 from hypermlp.costs.model import model_flops_table, model_parameters, model_state_bytes, step_bytes
 from hypermlp.costs.plan import GPUS, even, make_plan
+from hypermlp.layers.gates import Gates
 from hypermlp.models import HyperMLPForCausalLM
 from hypermlp.ops.dispatch import use_backend
 from hypermlp.train.data import prepare
@@ -58,7 +59,7 @@ def test_flops_outside_the_core_are_those_of_the_products():
     """The sum covers every linear layer and the head; tests/costs/test_mixer.py tests the core."""
     config = load_recipe("demo").model_config(257)
     model = HyperMLPForCausalLM(config).eval()
-    inside = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    inside = [module for module in model.modules() if isinstance(module, nn.Linear | Gates)]
     seen = 0
 
     def count(module, given):

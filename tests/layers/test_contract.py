@@ -1,4 +1,7 @@
-"""The contract of the layer, for all of the paper's labels on every backend: one computation, however it is cut."""
+"""The contract of the layer, for all of the paper's labels on every backend:
+
+one computation, however it is cut.
+"""
 
 import itertools
 
@@ -45,7 +48,9 @@ def data(batch=2, length=LENGTH, seed=3):
 
 
 def with_gradients(layer, x, call):
-    """The output of ``call(x)`` and the gradients of x and all parameters, for a fixed cotangent of the same shape as x."""
+    """The output of ``call(x)`` and the gradients of x and all parameters, for a fixed cotangent of the same
+    shape as x.
+    """
     x = x.clone().requires_grad_()
     out = call(x)
     cotangent = data(*x.shape[:2], seed=4).to(out.dtype)
@@ -152,7 +157,10 @@ def test_packed_documents_are_separate(label, backend):
 
 @every_pair
 def test_a_window_runs_past_max_length(label, backend):
-    """Each position sees the last four only; without a convolution that equals a layer that is given only those."""
+    """Each position sees the last four only.
+
+    Without a convolution that equals a layer that is given only those.
+    """
     layer, x = build(label, backend, max_length=4), data()
     starts = (torch.arange(LENGTH) - 3).clamp(min=0).expand(2, -1)
     with torch.no_grad():
@@ -197,7 +205,9 @@ def with_gradients_float32(layer):
 
 
 def test_every_label_meets_every_backend_that_computes_it():
-    """The pairs above really range over the whole table, and a refused pair raises instead of running elsewhere."""
+    """The pairs above really range over the whole table, and a refused pair raises instead of running
+    elsewhere.
+    """
     assert len(LABELS) == 35
     for label in LABELS:
         able = {name for name in BACKENDS if refusal(label, name) is None}

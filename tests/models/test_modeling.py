@@ -161,7 +161,10 @@ def test_saved_and_loaded_bit_for_bit(mixer, settings, ids, tmp_path):
 
 def test_a_saved_folder_finds_the_package_by_itself_or_says_what_to_install(tmp_path):
     build(dtype=torch.float32).save_pretrained(tmp_path)
-    load = f"from transformers import AutoModelForCausalLM as A; print(type(A.from_pretrained({str(tmp_path)!r}, trust_remote_code=True)))"
+    load = (
+        "from transformers import AutoModelForCausalLM as Auto; "
+        f"print(type(Auto.from_pretrained({str(tmp_path)!r}, trust_remote_code=True)))"
+    )
     environment = {"PATH": "/usr/bin:/bin", "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
     for hide, expected in (
         ("", "HyperMLPForCausalLM"),

@@ -1,4 +1,7 @@
-"""The contract of the operator, over every backend: outputs and all gradients equal the definition's, whatever the shapes."""
+"""The contract of the operator, over every backend:
+
+outputs and all gradients equal the definition's, whatever the shapes.
+"""
 
 import itertools
 
@@ -139,7 +142,8 @@ def test_any_shape_and_any_starts(backend, data):
         keys if starts is None else max(keys - queries + i + 1 - s for row in rows for i, s in enumerate(row))
     )
     slots = data.draw(st.integers(max(1, span), keys + 3))
-    # a single channel: normalised scores do not depend on the length of q, whose gradient is zero, all cancellation
+    # a single channel: normalised scores do not depend on the length of q, whose gradient is zero, all
+    # cancellation
     sizes = {
         "qk_dim": data.draw(st.integers(2, 7)),
         "vo_dim": data.draw(st.integers(1, 7)),
