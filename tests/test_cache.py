@@ -48,4 +48,4 @@ def test_data_of_earlier_revisions_is_found(cache, settings, tmp_path):
     earlier.parent.mkdir()
     shutil.move(folder, earlier)
     assert prepare(settings, quiet=True).folder == earlier
-    assert not list((root / "data").iterdir())
+    assert not [path for path in (root / "data").iterdir() if path.is_dir()]

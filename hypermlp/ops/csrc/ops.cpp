@@ -130,10 +130,10 @@ class GradientTensors {
 };
 
 std::vector<Tensor> native_grad(const Tensor& grad_out, const Tensor& inverse_norm, const Tensor& q,
-                                const Tensor& k, const Tensor& v, const Optional& diag1, const Optional& left1,
-                                const Optional& right1, const Optional& gate1, const Optional& diag2,
-                                const Optional& left2, const Optional& right2, const Optional& gate2,
-                                const Optional& starts, const std::string& activation,
+                                const Tensor& k, const Tensor& v, const Optional& diag1,
+                                const Optional& left1, const Optional& right1, const Optional& gate1,
+                                const Optional& diag2, const Optional& left2, const Optional& right2,
+                                const Optional& gate2, const Optional& starts, const std::string& activation,
                                 const std::string& layout, double eps) {
     return with_type(q.scalar_type(), [&](auto zero) {
         using T = decltype(zero);

@@ -1,12 +1,15 @@
-"""Convolution and rotary positions against PyTorch's own and against their definition."""
+"""The pair of causal convolutions against PyTorch's own and against its definition."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from hypermlp.layers.rotary import rotate
 from hypermlp.ops.api import causal_conv_pair
 from hypermlp.testing import assert_close
+
+every_backend = pytest.mark.parametrize(
+    "backend", ["native", "native, 1 thread", "blocked", "reference"], indirect=True
+)
 
 
 def torch_conv(x, weight):
@@ -15,6 +18,7 @@ def torch_conv(x, weight):
     return F.conv1d(padded, weight.flip(1)[:, None], groups=x.shape[2]).transpose(1, 2)
 
 
+@every_backend
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 9])
 @pytest.mark.parametrize("kernel", [1, 4])
 def test_convolution_equals_pytorchs(length, kernel, backend):
@@ -35,6 +39,7 @@ def test_convolution_equals_pytorchs(length, kernel, backend):
             assert_close(a, e, tolerance=1e-12)
 
 
+@every_backend
 @pytest.mark.parametrize("past", [0, 1, 3, 5])
 def test_earlier_positions_are_seen(past, backend):
     x, w1, w2 = (torch.randn(*s, dtype=torch.float64) for s in ((2, 9, 5), (5, 4), (5, 4)))
@@ -47,6 +52,7 @@ def test_earlier_positions_are_seen(past, backend):
         assert_close(part[:, 3 - min(past, 3) :], whole[:, 4 + 3 - min(past, 3) :], tolerance=1e-12)
 
 
+@every_backend
 @pytest.mark.parametrize("reach", [None, torch.tensor([[1, 2, 3, 1, 2], [0, 0, 1, 2, 3]])])
 def test_gradcheck_and_opcheck(reach, backend):
     x, w1, w2 = (
@@ -67,22 +73,7 @@ def test_second_derivatives_of_the_convolution_are_refused():
         grad.sum().backward()
 
 
-def test_rotation_keeps_length_and_depends_on_distance_alone():
-    q, k = (torch.randn(1, 1, 1, 8, dtype=torch.float64) for _ in range(2))
-
-    def score(i, j):
-        return (rotate(q, torch.tensor([[i]]), 1e4) * rotate(k, torch.tensor([[j]]), 1e4)).sum()
-
-    assert_close(score(7, 3), score(107, 103), tolerance=1e-10)
-    assert abs(score(7, 3) - score(7, 4)) > 1e-3
-    assert_close(rotate(q, torch.tensor([[9]]), 1e4).norm(), q.norm(), tolerance=1e-12)
-    assert_close(rotate(q, torch.tensor([[0]]), 1e4), q, tolerance=0)
-    expected = q[..., 0] * torch.cos(torch.tensor(5.0, dtype=torch.float64)) - q[..., 4] * torch.sin(
-        torch.tensor(5.0, dtype=torch.float64)
-    )
-    assert_close(rotate(q, torch.tensor([[5]]), 1e4)[..., 0], expected, tolerance=1e-12)
-
-
+@every_backend
 def test_long_input_in_many_chunks(backend):
     x, w1, w2 = (
         torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((3, 300, 6), (6, 4), (6, 4))
