@@ -7,7 +7,7 @@ import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
-import hypermlp.models  # noqa: F401  (registers the model with transformers, so that no remote code is needed)
+import hypermlp.models  # noqa: F401  (registers the model with transformers)
 from hypermlp.errors import UserError
 from hypermlp.models.loading import model_folder, require_whole
 

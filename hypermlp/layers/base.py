@@ -3,7 +3,7 @@
 Shapes: B batch, T new positions, D hidden size.
 """
 
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,17 +15,6 @@ from hypermlp.layers.state import DecodingState
 from hypermlp.layers.visibility import Visibility
 from hypermlp.ops.api import autocast_enabled
 from hypermlp.ops.layout import check_starts_form
-
-
-class LayerConfig(Protocol):
-    """What the configuration of every mixer has."""
-
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def max_length(self) -> int: ...
-    @property
-    def init_std(self) -> float: ...
 
 
 class SequenceMixer(nn.Module):

@@ -55,7 +55,8 @@ class HyperMLPBlock(GradientCheckpointingLayer):
         )
         if config.block == "gpt2":
             for output in (self.mixer.o_proj, self.mlp.down_proj):
-                output.is_residual_output = True  # type: ignore[assignment]  # starts smaller, the more of them are added up
+                # Its initial weights are smaller, the more blocks add to the residual stream.
+                output.is_residual_output = True  # type: ignore[assignment]
 
     def forward(self, x: Tensor, visibility: Visibility, past_key_values: Cache | None = None) -> Tensor:
         state = layer_state(past_key_values, self.index, self.mixer, x.shape[0])
