@@ -3,13 +3,13 @@
 import argparse
 import time
 
+from hypermlp.commands.shared import Argument, command
 from hypermlp.ops import build, native
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--force", action="store_true", help="build even if the library exists")
-
-
+@command(
+    Argument("--force", action="store_true", help="build even if the library exists"),
+)
 def main(args: argparse.Namespace) -> None:
     existed = build.library_path().exists() and not args.force
     began = time.monotonic()

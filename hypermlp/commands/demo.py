@@ -7,17 +7,17 @@ from pathlib import Path
 
 from rich.console import Console
 
+from hypermlp.commands.shared import Argument, command
 from hypermlp.demo import run
 from hypermlp.errors import UserError
 from hypermlp.ops import available_backends
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+@command(
+    Argument(
         "--out", metavar="FOLDER", help="folder of the language model's run (default: a new temporary folder)"
-    )
-
-
+    ),
+)
 def main(args: argparse.Namespace) -> None:
     console, began = Console(), time.monotonic()
     console.print("[bold]hypermlp demo[/bold]: about three minutes on two cores; nothing is downloaded")

@@ -3,21 +3,19 @@
 import argparse
 import json
 
+from hypermlp.commands.shared import PRINT_JSON, SET, VOCAB, Argument, command
 from hypermlp.costs.model import cost_summary, cost_table
 from hypermlp.costs.plan import recipe_of
 from hypermlp.errors import UserError
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a recipe, a folder with a model, or its config.json")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe"
-    )
-    parser.add_argument("--length", type=int, help="tokens in the sequence (default: the model's context)")
-    parser.add_argument("--vocab", type=int, help="size of the tokenizer, if its name does not determine it")
-    parser.add_argument("--json", choices=("-",), help="print the numbers as JSON")
-
-
+@command(
+    Argument("model", help="a recipe, a folder with a model, or its config.json"),
+    SET,
+    Argument("--length", type=int, help="tokens in the sequence (default: the model's context)"),
+    VOCAB,
+    PRINT_JSON,
+)
 def main(args: argparse.Namespace) -> None:
     recipe = recipe_of(args.model, args.set)
     config = recipe.model_config(recipe.vocab_size(args.vocab))

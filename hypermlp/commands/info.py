@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hypermlp import __version__
+from hypermlp.commands.shared import Argument, command
 from hypermlp.errors import UserError
 from hypermlp.ops import build
 from hypermlp.ops.arguments import Request
@@ -56,10 +57,9 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-
-
+@command(
+    Argument("--json", action="store_true", help="print JSON instead of text"),
+)
 def main(args: argparse.Namespace) -> None:
     facts = gather()
     if args.json:

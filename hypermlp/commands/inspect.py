@@ -6,6 +6,7 @@ from pathlib import Path
 
 import transformers
 
+from hypermlp.commands.shared import CHECKPOINT, Argument, command, require_at_least
 from hypermlp.errors import UserError
 from hypermlp.inspect import figures
 from hypermlp.inspect.page import page
@@ -16,24 +17,16 @@ from hypermlp.reporting.records import check_writable, write_text
 LARGE = 8  # MB, above which a phone takes long to open the page
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", help="a folder with a model, or a run of `hypermlp train`")
-    parser.add_argument(
-        "--prompt", required=True, help="the text to read; @FILE reads a file, - standard input"
-    )
-    parser.add_argument("--tokens", type=int, help="read only this many tokens of it (default: all)")
-    parser.add_argument(
-        "--out", default="inspect.html", metavar="FILE", help="the page (default: inspect.html)"
-    )
-    parser.add_argument(
-        "--figures", metavar="DIR", help="also write each panel as PNG and SVG (needs matplotlib)"
-    )
-
-
+@command(
+    CHECKPOINT,
+    Argument("--prompt", required=True, help="the text to read; @FILE reads a file, - standard input"),
+    Argument("--tokens", type=int, help="read only this many tokens of it (default: all)"),
+    Argument("--out", default="inspect.html", metavar="FILE", help="the page (default: inspect.html)"),
+    Argument("--figures", metavar="DIR", help="also write each panel as PNG and SVG (needs matplotlib)"),
+)
 def main(args: argparse.Namespace) -> None:
     check_writable(args.out)
-    if args.tokens is not None and args.tokens < 2:
-        raise UserError(f"--tokens is {args.tokens}; it must be at least 2")
+    require_at_least(args, tokens=2)
     prompt = read_prompt(args.prompt)
     if args.figures:
         figures.figure_class()  # raises without matplotlib, before the long work

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hypermlp.bench import efficiency, lm, op
+from hypermlp.commands.shared import Argument, command
 from hypermlp.evals.table import score_table
 from hypermlp.mad.protocol import grid_of, read_cell
 from hypermlp.mad.report import summarize
@@ -16,17 +17,16 @@ from hypermlp.reporting.sources import Record, gather
 from hypermlp.reporting.table import Columns, Table
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+@command(
+    Argument(
         "places",
         nargs="+",
         metavar="RUN",
         help="runs of `hypermlp train`, records, or folders that contain them",
-    )
-    parser.add_argument("--out", default="report.html", metavar="FILE", help="default: report.html")
-    parser.add_argument("--title", default="hypermlp: results", help="title of the page")
-
-
+    ),
+    Argument("--out", default="report.html", metavar="FILE", help="default: report.html"),
+    Argument("--title", default="hypermlp: results", help="title of the page"),
+)
 def main(args: argparse.Namespace) -> None:
     check_writable(args.out)
     found = gather(args.places)

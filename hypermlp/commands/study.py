@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from hypermlp.commands.options import add_worker_options, chosen_workers
+from hypermlp.commands.shared import WORKERS, Argument, chosen_workers, command
 from hypermlp.jobs.cells import run_with_progress
 from hypermlp.mad.mixers import check_mixers
 from hypermlp.mad.protocol import cells, find_grid
@@ -19,89 +19,83 @@ from hypermlp.study.tuning import tuning_table
 COLUMNS = ("lm", "mad")
 
 
-def add_common_options(parser: argparse.ArgumentParser, folder: str) -> None:
+def common_options(folder: str) -> tuple[Argument, ...]:
     sizes = "; ".join(f"{name}: {size.about}" for name, size in SIZES.items())
-    parser.add_argument("--size", default="mini", help=sizes)
-    parser.add_argument("--out", metavar="FOLDER", help=f"folder of the records (default: {folder})")
-    add_worker_options(parser)
+    return (
+        Argument("--size", default="mini", help=sizes),
+        Argument("--out", metavar="FOLDER", help=f"folder of the records (default: {folder})"),
+        *WORKERS,
+    )
 
 
-class RunCommand:
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--labels",
-            nargs="+",
-            default=["all"],
-            help="labels or baselines, or all rows of the size (default)",
-        )
-        parser.add_argument(
-            "--columns", nargs="+", default=list(COLUMNS), choices=COLUMNS, help="what to run (default: both)"
-        )
-        add_common_options(parser, "runs/study-SIZE")
-
-    @staticmethod
-    def main(args: argparse.Namespace) -> None:
-        size, workers = find_size(args.size), chosen_workers(args)
-        rows = find_rows(args.labels, size)
-        folder = Path(args.out or f"runs/study-{args.size}")
-        tasks = list(size.mad_tasks or TASKS)
-        on_mad = [
-            cell
-            for row in rows
-            if "mad" in args.columns and size.mad
-            for cell in cells(row, find_grid(size.mad), tasks)
-        ]
-        check_mixers(on_mad)
-        outcomes = []
-        if "lm" in args.columns:
-            outcomes.append(tune_and_run(size, rows, folder, workers))
-        if on_mad:
-            outcomes.append(run_with_progress(work, on_mad, folder / "mad", workers))
-        for outcome in outcomes:
-            outcome.raise_if_failed()
-        print(f"`hypermlp study report {folder}` makes a page of the results")
-
-
-class TuneCommand:
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        default = f"rows (default: {' '.join(TUNING_ROWS)}, which no claim uses)"
-        parser.add_argument("--labels", nargs="+", default=TUNING_ROWS, help=default)
-        add_common_options(parser, "runs/study-SIZE-tuning")
-
-    @staticmethod
-    def main(args: argparse.Namespace) -> None:
-        folder = Path(args.out or f"runs/study-{args.size}-tuning")
-        size = find_size(args.size)
-        outcome = run_lm(list(tuning_cells(size, find_rows(args.labels, size))), folder, chosen_workers(args))
+@command(
+    Argument(
+        "--labels", nargs="+", default=["all"], help="labels or baselines, or all rows of the size (default)"
+    ),
+    Argument(
+        "--columns", nargs="+", default=list(COLUMNS), choices=COLUMNS, help="what to run (default: both)"
+    ),
+    *common_options("runs/study-SIZE"),
+)
+def run_command(args: argparse.Namespace) -> None:
+    size, workers = find_size(args.size), chosen_workers(args)
+    rows = find_rows(args.labels, size)
+    folder = Path(args.out or f"runs/study-{args.size}")
+    tasks = list(size.mad_tasks or TASKS)
+    on_mad = [
+        cell
+        for row in rows
+        if "mad" in args.columns and size.mad
+        for cell in cells(row, find_grid(size.mad), tasks)
+    ]
+    check_mixers(on_mad)
+    outcomes = []
+    if "lm" in args.columns:
+        outcomes.append(tune_and_run(size, rows, folder, workers))
+    if on_mad:
+        outcomes.append(run_with_progress(work, on_mad, folder / "mad", workers))
+    for outcome in outcomes:
         outcome.raise_if_failed()
-        print(tuning_table(outcome.results).markdown())
+    print(f"`hypermlp study report {folder}` makes a page of the results")
 
 
-class ReportCommand:
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("folder", help="folder of the records that `hypermlp study run` wrote")
-        parser.add_argument(
-            "--against", metavar="FOLDER", help="compare with these records, such as docs/results/study-mini"
-        )
-        parser.add_argument("--title", default="HyperMLP: the design study", help="title of the page")
-        parser.add_argument(
-            "--out",
-            metavar="FOLDER",
-            help="folder for index.html, table.md, summary.json (default: the records')",
-        )
+@command(
+    Argument(
+        "--labels",
+        nargs="+",
+        default=TUNING_ROWS,
+        help=f"rows (default: {' '.join(TUNING_ROWS)}, which no claim uses)",
+    ),
+    *common_options("runs/study-SIZE-tuning"),
+)
+def tune_command(args: argparse.Namespace) -> None:
+    folder = Path(args.out or f"runs/study-{args.size}-tuning")
+    size = find_size(args.size)
+    outcome = run_lm(list(tuning_cells(size, find_rows(args.labels, size))), folder, chosen_workers(args))
+    outcome.raise_if_failed()
+    print(tuning_table(outcome.results).markdown())
 
-    @staticmethod
-    def main(args: argparse.Namespace) -> None:
-        study = read_study(Path(args.folder))
-        comparison = report.compare(study, read_study(Path(args.against))) if args.against else None
-        folder = Path(args.out or args.folder)
-        write_text(folder / "index.html", report.page(study, args.title, comparison))
-        write_text(folder / "table.md", report.markdown(study))
-        write_record(folder / "summary.json", summary(study))
-        print(report.markdown(study))
-        if comparison:
-            print(f"compared with {args.against}: {comparison}")
-        print(f"wrote {folder / 'index.html'}, table.md and summary.json")
+
+@command(
+    Argument("folder", help="folder of the records that `hypermlp study run` wrote"),
+    Argument(
+        "--against", metavar="FOLDER", help="compare with these records, such as docs/results/study-mini"
+    ),
+    Argument("--title", default="HyperMLP: the design study", help="title of the page"),
+    Argument(
+        "--out",
+        metavar="FOLDER",
+        help="folder for index.html, table.md, summary.json (default: the records')",
+    ),
+)
+def report_command(args: argparse.Namespace) -> None:
+    study = read_study(Path(args.folder))
+    comparison = report.compare(study, read_study(Path(args.against))) if args.against else None
+    folder = Path(args.out or args.folder)
+    write_text(folder / "index.html", report.page(study, args.title, comparison))
+    write_text(folder / "table.md", report.markdown(study))
+    write_record(folder / "summary.json", summary(study))
+    print(report.markdown(study))
+    if comparison:
+        print(f"compared with {args.against}: {comparison}")
+    print(f"wrote {folder / 'index.html'}, table.md and summary.json")
