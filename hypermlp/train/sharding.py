@@ -53,8 +53,11 @@ def whole_weights(model: nn.Module) -> dict[str, Any]:
 def save_optimizer(optimizer: AdamW, model: nn.Module, folder: Path) -> None:
     """Write this process's part of the optimizer state to ``folder``; every process must call this."""
     with _storage() as alone:
-        writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-        save(_state(optimizer, model), storage_writer=writer, no_dist=alone)
+        save(
+            _state(optimizer, model),
+            storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True),
+            no_dist=alone,
+        )
 
 
 def load_optimizer(optimizer: AdamW, model: nn.Module, folder: Path) -> None:

@@ -107,9 +107,8 @@ class LMTrainer(Trainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         if self.lr_scheduler is None:
-            training = self.recipe.training
             self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
-                optimizer or self.optimizer, lambda step: learning_rate_factor(step, training)
+                optimizer or self.optimizer, lambda step: learning_rate_factor(step, self.recipe.training)
             )
         return self.lr_scheduler
 
