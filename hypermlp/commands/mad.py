@@ -1,12 +1,11 @@
 """``hypermlp mad run``, ``compare`` and ``show``."""
 
-import argparse
 import inspect
 import json
 from pathlib import Path
 from typing import Any
 
-from hypermlp.commands.shared import WORKERS, Argument, chosen_workers, command
+from hypermlp.commands.shared import WORKERS, Args, Argument, chosen_workers, command
 from hypermlp.errors import UserError
 from hypermlp.jobs.cells import run_with_progress
 from hypermlp.layers.registry import chosen_mixers
@@ -14,7 +13,7 @@ from hypermlp.mad.mixers import check_mixers, identify
 from hypermlp.mad.protocol import GRIDS, SWITCHES, MadCell, cells, changed, find_grid
 from hypermlp.mad.report import summarize
 from hypermlp.mad.tasks import TASKS, find_task, generate
-from hypermlp.mad.training import work
+from hypermlp.mad.training import run_cell
 
 SHOWN = 24  # tokens in a line of `mad show`
 
@@ -40,7 +39,7 @@ RUN_OPTIONS = (
 )
 
 
-def run(names: list[str], args: argparse.Namespace) -> None:
+def run(names: list[str], args: Args) -> None:
     """Run the benchmark for the named mixers and print the scores."""
     grid, workers = find_grid(args.grid), chosen_workers(args)
     tasks = list(TASKS) if "all" in args.task else args.task
@@ -51,7 +50,7 @@ def run(names: list[str], args: argparse.Namespace) -> None:
         if cell not in wanted:  # a change can make two cells equal
             wanted.append(cell)
     check_mixers(wanted)
-    outcome = run_with_progress(work, wanted, Path(args.out), workers)
+    outcome = run_with_progress(run_cell, wanted, Path(args.out), workers)
     print(summarize(outcome.results))
     with_changes = (
         f", with {', '.join(f'{name} {value}' for name, value in changes.items())}" if changes else ""
@@ -79,7 +78,7 @@ def parse_change(change: str) -> tuple[str, Any]:
     ),
     *RUN_OPTIONS,
 )
-def run_command(args: argparse.Namespace) -> None:
+def run_command(args: Args) -> None:
     run([args.mixer], args)
 
 
@@ -87,7 +86,7 @@ def run_command(args: argparse.Namespace) -> None:
     Argument("mixers", nargs="+", help="as for `mad run`; all: ours and every baseline"),
     *RUN_OPTIONS,
 )
-def compare_command(args: argparse.Namespace) -> None:
+def compare_command(args: Args) -> None:
     run(chosen_mixers(args.mixers), args)
 
 
@@ -95,7 +94,7 @@ def compare_command(args: argparse.Namespace) -> None:
     Argument("task", help=", ".join(TASKS)),
     Argument("--split", default="test", choices=("train", "test"), help="default: test"),
 )
-def show_command(args: argparse.Namespace) -> None:
+def show_command(args: Args) -> None:
     task = find_task(args.task)
     print(inspect.getdoc(task.make))
     baseline = ", ".join(f"{name} {getattr(task.baseline, name)}" for name in task.changes)

@@ -12,7 +12,9 @@ from hypermlp.errors import UserError
 from hypermlp.jobs.workers import Cluster, Local, Workers
 from hypermlp.reporting.records import check_writable, new_record, write_record
 
-Main = Callable[[argparse.Namespace], None]
+Args = argparse.Namespace
+"""The parsed arguments of a command."""
+Main = Callable[[Args], None]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -54,7 +56,7 @@ WORKERS = (  # where cells run, and with how many threads and GPUs
 )
 
 
-def chosen_workers(args: argparse.Namespace) -> Workers:
+def chosen_workers(args: Args) -> Workers:
     """Return the workers that the arguments WORKERS ask for."""
     if args.jobs < 1 or (args.threads is not None and args.threads < 1):
         raise UserError(f"--jobs is {args.jobs}, --threads is {args.threads}; both must be 1 or more")
@@ -76,19 +78,22 @@ def measuring(
     """Return the arguments of a measurement, with these defaults, and ``--json``."""
     return (
         Argument(
-            "--rounds", type=int, default=rounds, help=f"time each work at most so often (default: {rounds})"
+            "--rounds",
+            type=int,
+            default=rounds,
+            help=f"largest number of timings of each kind (default: {rounds})",
         ),
         Argument(
             "--seconds",
             type=float,
             default=seconds,
-            help=f"stop a series of rounds after so many seconds (default: {seconds:g})",
+            help=f"stop a series of timings after this many seconds (default: {seconds:g})",
         ),
         Argument("--json", metavar="FILE", help=json_help),
     )
 
 
-def require_at_least(args: argparse.Namespace, **minimums: int) -> None:
+def require_at_least(args: Args, **minimums: int) -> None:
     """Raise UserError if an argument is below its minimum; an argument that is None was not given."""
     for name, minimum in minimums.items():
         value = getattr(args, name)
@@ -96,7 +101,7 @@ def require_at_least(args: argparse.Namespace, **minimums: int) -> None:
             raise UserError(f"--{name.replace('_', '-')} is {value}; it must be at least {minimum}")
 
 
-def require_measuring(args: argparse.Namespace, *, rounds: int) -> None:
+def require_measuring(args: Args, *, rounds: int) -> None:
     """Check the arguments of ``measuring``, with ``rounds`` as the minimum of ``--rounds``."""
     require_at_least(args, rounds=rounds)
     if not 0 < args.seconds < math.inf:

@@ -1,14 +1,13 @@
 """``hypermlp study run``, ``tune`` and ``report``."""
 
-import argparse
 from pathlib import Path
 
-from hypermlp.commands.shared import WORKERS, Argument, chosen_workers, command
+from hypermlp.commands.shared import WORKERS, Args, Argument, chosen_workers, command
 from hypermlp.jobs.cells import run_with_progress
 from hypermlp.mad.mixers import check_mixers
 from hypermlp.mad.protocol import cells, find_grid
 from hypermlp.mad.tasks import TASKS
-from hypermlp.mad.training import work
+from hypermlp.mad.training import run_cell
 from hypermlp.reporting.records import write_record, write_text
 from hypermlp.study import report
 from hypermlp.study.lm import run_lm, tune_and_run
@@ -37,23 +36,22 @@ def common_options(folder: str) -> tuple[Argument, ...]:
     ),
     *common_options("runs/study-SIZE"),
 )
-def run_command(args: argparse.Namespace) -> None:
+def run_command(args: Args) -> None:
     size, workers = find_size(args.size), chosen_workers(args)
     rows = find_rows(args.labels, size)
     folder = Path(args.out or f"runs/study-{args.size}")
-    tasks = list(size.mad_tasks or TASKS)
     on_mad = [
         cell
         for row in rows
         if "mad" in args.columns and size.mad
-        for cell in cells(row, find_grid(size.mad), tasks)
+        for cell in cells(row, find_grid(size.mad), list(size.mad_tasks or TASKS))
     ]
     check_mixers(on_mad)
     outcomes = []
     if "lm" in args.columns:
         outcomes.append(tune_and_run(size, rows, folder, workers))
     if on_mad:
-        outcomes.append(run_with_progress(work, on_mad, folder / "mad", workers))
+        outcomes.append(run_with_progress(run_cell, on_mad, folder / "mad", workers))
     for outcome in outcomes:
         outcome.raise_if_failed()
     print(f"`hypermlp study report {folder}` makes a page of the results")
@@ -68,7 +66,7 @@ def run_command(args: argparse.Namespace) -> None:
     ),
     *common_options("runs/study-SIZE-tuning"),
 )
-def tune_command(args: argparse.Namespace) -> None:
+def tune_command(args: Args) -> None:
     folder = Path(args.out or f"runs/study-{args.size}-tuning")
     size = find_size(args.size)
     outcome = run_lm(list(tuning_cells(size, find_rows(args.labels, size))), folder, chosen_workers(args))
@@ -88,7 +86,7 @@ def tune_command(args: argparse.Namespace) -> None:
         help="folder for index.html, table.md, summary.json (default: the records')",
     ),
 )
-def report_command(args: argparse.Namespace) -> None:
+def report_command(args: Args) -> None:
     study = read_study(Path(args.folder))
     comparison = report.compare(study, read_study(Path(args.against))) if args.against else None
     folder = Path(args.out or args.folder)
