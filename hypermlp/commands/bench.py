@@ -1,6 +1,5 @@
 """``hypermlp bench op``, ``bench table`` and ``bench lm``."""
 
-import argparse
 import itertools
 import json
 import sys
@@ -10,8 +9,17 @@ import torch
 from hypermlp.bench import efficiency, lm, op
 from hypermlp.bench.gate import check_backend
 from hypermlp.bench.measure import WARMUPS
-from hypermlp.commands import shared
-from hypermlp.commands.shared import Argument, command
+from hypermlp.commands.shared import (
+    DEVICE,
+    SET,
+    Args,
+    Argument,
+    command,
+    measuring,
+    require_at_least,
+    require_measuring,
+    save_record,
+)
 from hypermlp.config import MixerConfig
 from hypermlp.errors import UserError
 from hypermlp.layers.registry import chosen_mixers
@@ -42,12 +50,12 @@ from hypermlp.train.recipe import Recipe, load_recipe
     Argument(
         "--sweep", action="store_true", help="many sizes instead of one: lengths, widths, threads, decoding"
     ),
-    *shared.measuring(rounds=15, seconds=20),
+    *measuring(rounds=15, seconds=20),
 )
-def op_command(args: argparse.Namespace) -> None:
+def op_command(args: Args) -> None:
     """``hypermlp bench op``: the operator and the layer against fused softmax attention."""
-    shared.require_at_least(args, batch=1, length=2, hidden=1, threads=1)
-    shared.require_measuring(args, rounds=1)
+    require_at_least(args, batch=1, length=2, hidden=1, threads=1)
+    require_measuring(args, rounds=1)
     if args.softmax_heads and args.sweep:
         raise UserError("--softmax-heads does not go with --sweep, which has many widths; drop one")
     for heads in args.softmax_heads or []:
@@ -79,10 +87,10 @@ def op_command(args: argparse.Namespace) -> None:
         if args.sweep:
             print(f"{done} of {len(cases) * len(backends)}: {backend} {case}", file=sys.stderr, flush=True)
     print(op.table(rows).markdown())
-    shared.save_record(args.json, "bench-op", vars(args), rows)
+    save_record(args.json, "bench-op", vars(args), rows)
 
 
-def _op_backends(args: argparse.Namespace, cases: list[op.Case]) -> list[str]:
+def _op_backends(args: Args, cases: list[op.Case]) -> list[str]:
     """Return the backends to measure. Raises UserError if the label does not fit one of the cases."""
     configs = [
         MixerConfig.from_label(args.label, hidden_size=case.hidden, max_length=case.length) for case in cases
@@ -106,24 +114,24 @@ def _op_backends(args: argparse.Namespace, cases: list[op.Case]) -> list[str]:
     Argument(
         "--device",
         choices=("cpu", "cuda"),
-        default=shared.DEVICE,
-        help=f"default here: {shared.DEVICE}; cuda compiles the model, in bfloat16",
+        default=DEVICE,
+        help=f"default here: {DEVICE}; cuda compiles the model, in bfloat16",
     ),
-    *shared.measuring(
+    *measuring(
         rounds=20,
         seconds=300,
         json_help="write the results to a record; - with --count-only: print the rows as JSON",
     ),
 )
-def table_command(args: argparse.Namespace) -> None:
+def table_command(args: Args) -> None:
     """``hypermlp bench table``: the paper's efficiency table."""
     print_json = args.json == "-" and args.count_only
     if print_json:
         args.json = None
     if args.batch is None:
         args.batch = 8 if args.device == "cuda" or args.count_only else 1
-    shared.require_at_least(args, batch=1, **dict.fromkeys(SETTING, 1))
-    shared.require_measuring(args, rounds=3)
+    require_at_least(args, batch=1, **dict.fromkeys(SETTING, 1))
+    require_measuring(args, rounds=3)
     if args.device == "cuda" and not torch.cuda.is_available() and not args.count_only:
         raise UserError("--device is cuda, but there is no GPU; use --device cpu or --count-only")
     setting = {name: getattr(args, name) for name in SETTING}
@@ -143,12 +151,12 @@ def table_command(args: argparse.Namespace) -> None:
         measured = efficiency.measure(configs, length=args.length, **timing)
         rows = [row | measured[row["mixer"]] for row in rows]
     print(efficiency.table(rows).markdown())
-    shared.save_record(args.json, "bench-table", {**setting, **timing, "count_only": args.count_only}, rows)
+    save_record(args.json, "bench-table", {**setting, **timing, "count_only": args.count_only}, rows)
 
 
 @command(
     Argument("--recipe", default="cpu-mini", help="recipe of model, data and batch (default: cpu-mini)"),
-    shared.SET,
+    SET,
     Argument(
         "--mixer", nargs="+", metavar="NAME", help="measure all costs of these mixers, or of all, instead"
     ),
@@ -167,11 +175,11 @@ def table_command(args: argparse.Namespace) -> None:
         metavar="HEADS",
         help="head counts of the softmax labels (default: 2 4)",
     ),
-    *shared.measuring(rounds=30, seconds=90),
+    *measuring(rounds=30, seconds=90),
 )
-def lm_command(args: argparse.Namespace) -> None:
+def lm_command(args: Args) -> None:
     """``hypermlp bench lm``: training throughput; with ``--mixer``, all costs of the named mixers instead."""
-    shared.require_measuring(args, rounds=3)
+    require_measuring(args, rounds=3)
     recipe = load_recipe(args.recipe, args.set)
     if args.mixer:
         kind, measure, table = "bench-mixers", lm.costs, lm.cost_table
@@ -187,14 +195,14 @@ def lm_command(args: argparse.Namespace) -> None:
     limits = {"rounds": args.rounds, "seconds": args.seconds}
     rows = measure(recipes, prepare(recipe.data), **limits)
     print(table(rows).markdown())
-    shared.save_record(args.json, kind, {"recipe": recipe.to_dict(), **limits}, rows)
+    save_record(args.json, kind, {"recipe": recipe.to_dict(), **limits}, rows)
 
 
-def _with_mixer(args: argparse.Namespace, mixer: str, *changes: str) -> Recipe:
+def _with_mixer(args: Args, mixer: str, *changes: str) -> Recipe:
     return load_recipe(args.recipe, [*args.set, f"model.mixer={json.dumps(mixer)}", *changes])
 
 
-def _rival_recipes(args: argparse.Namespace, recipe: Recipe) -> dict[str, Recipe]:
+def _rival_recipes(args: Args, recipe: Recipe) -> dict[str, Recipe]:
     """Return the recipe itself, then the same with softmax attention."""
     return {str(recipe.model.get("mixer", "G-cg-q-12o")): recipe} | {
         f"{label}, {heads} heads": _with_mixer(args, label, f"model.num_heads={heads}")
@@ -202,7 +210,7 @@ def _rival_recipes(args: argparse.Namespace, recipe: Recipe) -> dict[str, Recipe
     }
 
 
-def _mixer_recipes(args: argparse.Namespace, recipe: Recipe) -> dict[str, Recipe]:
+def _mixer_recipes(args: Args, recipe: Recipe) -> dict[str, Recipe]:
     """Return the recipe with each mixer. Raises UserError if a mixer does not fit, before anything runs."""
     recipes = {mixer: _with_mixer(args, mixer) for mixer in chosen_mixers(args.mixer)}
     for changed in recipes.values():

@@ -1,6 +1,5 @@
 """``hypermlp eval``: checkpoints under lm-evaluation-harness, side by side."""
 
-import argparse
 import os
 import sys
 from functools import partial
@@ -8,6 +7,7 @@ from typing import Any
 
 from hypermlp.commands.shared import (
     DEVICE,
+    Args,
     Argument,
     command,
     require_at_least,
@@ -38,18 +38,18 @@ from hypermlp.models.loading import model_folder
     ),
     Argument("--batch", type=int, default=16, help="sequences at once; does not change scores (default: 16)"),
     Argument("--max-length", type=int, help="context in tokens (default: the model's)"),
-    Argument("--limit", type=int, help="only so many questions of each task, for a trial"),
+    Argument("--limit", type=int, help="evaluate only this many questions of each task, for a trial"),
     Argument("--device", default=DEVICE, help=f"default here: {DEVICE}"),
     Argument("--json", metavar="FILE", help="write the scores to a record"),
 )
-def main(args: argparse.Namespace) -> None:
+def main(args: Args) -> None:
     try:
         from hypermlp.evals.checkpoint import check_device
     except ImportError as error:
         raise UserError(
             f"evaluation needs lm-evaluation-harness: pip install 'hypermlp[eval]' ({error})"
         ) from error
-    # Bound to today's standard output: the harness's own output is redirected while it runs.
+    # Bound to the present standard output, because standard output is redirected while the harness runs.
     tell = partial(print, file=sys.stdout, flush=True)
     require_at_least(args, batch=1, max_length=1, limit=1)
     if args.fetch:

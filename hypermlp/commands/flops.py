@@ -1,9 +1,8 @@
 """``hypermlp flops``: parameters and FLOPs of a model, part by part."""
 
-import argparse
 import json
 
-from hypermlp.commands.shared import PRINT_JSON, SET, VOCAB, Argument, command
+from hypermlp.commands.shared import PRINT_JSON, SET, VOCAB, Args, Argument, command
 from hypermlp.costs.model import cost_summary, cost_table
 from hypermlp.costs.plan import recipe_of
 from hypermlp.errors import UserError
@@ -16,7 +15,7 @@ from hypermlp.errors import UserError
     VOCAB,
     PRINT_JSON,
 )
-def main(args: argparse.Namespace) -> None:
+def main(args: Args) -> None:
     recipe = recipe_of(args.model, args.set)
     config = recipe.model_config(recipe.vocab_size(args.vocab))
     context = config.max_position_embeddings

@@ -1,6 +1,5 @@
 """``hypermlp info``: versions, device, backends, and why a backend is not available."""
 
-import argparse
 import importlib.metadata
 import json
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import torch
 
 from hypermlp import __version__
-from hypermlp.commands.shared import Argument, command
+from hypermlp.commands.shared import Args, Argument, command
 from hypermlp.errors import UserError
 from hypermlp.ops import build
 from hypermlp.ops.arguments import Request
@@ -60,7 +59,7 @@ def _version(package: str) -> str:
 @command(
     Argument("--json", action="store_true", help="print JSON instead of text"),
 )
-def main(args: argparse.Namespace) -> None:
+def main(args: Args) -> None:
     facts = gather()
     if args.json:
         print(json.dumps(facts, indent=2))

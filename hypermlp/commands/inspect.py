@@ -1,12 +1,11 @@
 """``hypermlp inspect``: show the memory of a checkpoint while it reads a prompt, as a page and as figures."""
 
-import argparse
 import sys
 from pathlib import Path
 
 import transformers
 
-from hypermlp.commands.shared import CHECKPOINT, Argument, command, require_at_least
+from hypermlp.commands.shared import CHECKPOINT, Args, Argument, command, require_at_least
 from hypermlp.errors import UserError
 from hypermlp.inspect import figures
 from hypermlp.inspect.page import page
@@ -24,7 +23,7 @@ LARGE = 8  # MB, above which a phone takes long to open the page
     Argument("--out", default="inspect.html", metavar="FILE", help="the page (default: inspect.html)"),
     Argument("--figures", metavar="DIR", help="also write each panel as PNG and SVG (needs matplotlib)"),
 )
-def main(args: argparse.Namespace) -> None:
+def main(args: Args) -> None:
     check_writable(args.out)
     require_at_least(args, tokens=2)
     prompt = read_prompt(args.prompt)

@@ -1,10 +1,9 @@
 """``hypermlp plan``: memory, FLOPs and time that a recipe needs on given GPUs."""
 
-import argparse
 import dataclasses
 import json
 
-from hypermlp.commands.shared import PRINT_JSON, SET, VOCAB, Argument, command
+from hypermlp.commands.shared import PRINT_JSON, SET, VOCAB, Args, Argument, command
 from hypermlp.costs.plan import GPUS, TEMPLATE, make_plan, plan_table, recipe_of, usual_nodes
 from hypermlp.errors import UserError
 
@@ -27,7 +26,7 @@ from hypermlp.errors import UserError
     VOCAB,
     PRINT_JSON,
 )
-def main(args: argparse.Namespace) -> None:
+def main(args: Args) -> None:
     if args.count < 1 or not 0 < args.utilisation <= 1:
         raise UserError(
             f"--count is {args.count}, --utilisation {args.utilisation}; "

@@ -1,13 +1,12 @@
 """``hypermlp report``: curves of all runs and a table for every kind of record, on one page."""
 
-import argparse
 import json
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from hypermlp.bench import efficiency, lm, op
-from hypermlp.commands.shared import Argument, command
+from hypermlp.commands.shared import Args, Argument, command
 from hypermlp.evals.table import score_table
 from hypermlp.mad.protocol import grid_of, read_cell
 from hypermlp.mad.report import summarize
@@ -27,7 +26,7 @@ from hypermlp.reporting.table import Columns, Table
     Argument("--out", default="report.html", metavar="FILE", help="default: report.html"),
     Argument("--title", default="hypermlp: results", help="title of the page"),
 )
-def main(args: argparse.Namespace) -> None:
+def main(args: Args) -> None:
     check_writable(args.out)
     found = gather(args.places)
     write_text(args.out, results_page(found, KINDS, args.title))

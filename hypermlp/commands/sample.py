@@ -1,6 +1,5 @@
 """``hypermlp sample``: generate text with a saved model and print it token by token."""
 
-import argparse
 import sys
 import time
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 
-from hypermlp.commands.shared import CHECKPOINT, Argument, command
+from hypermlp.commands.shared import CHECKPOINT, Args, Argument, command
 from hypermlp.errors import UserError
 from hypermlp.models.loading import load
 
@@ -35,7 +34,7 @@ USUAL = 200  # tokens
     Argument("--top-k", type=int, default=50, help="draw from this many most likely tokens (default: 50)"),
     Argument("--seed", type=int, default=0, help="seed of the random draws (default: 0)"),
 )
-def main(args: argparse.Namespace) -> None:
+def main(args: Args) -> None:
     if (args.tokens is not None and args.tokens < 1) or args.temperature < 0 or args.top_k < 1:
         raise UserError(
             f"--tokens is {args.tokens}, --top-k {args.top_k}, --temperature {args.temperature}; "

@@ -1,11 +1,10 @@
 """``hypermlp serve``: serve a model with the OpenAI-compatible server of transformers."""
 
-import argparse
 from pathlib import Path
 
 from huggingface_hub.constants import HF_HUB_CACHE
 
-from hypermlp.commands.shared import CHECKPOINT, Argument, command
+from hypermlp.commands.shared import CHECKPOINT, Args, Argument, command
 from hypermlp.errors import UserError
 from hypermlp.models import HyperMLPForCausalLM
 from hypermlp.models.loading import model_folder
@@ -17,7 +16,7 @@ from hypermlp.models.loading import model_folder
     Argument("--port", type=int, default=8000, help="port to listen on (default: 8000)"),
     Argument("--device", default="auto", help="cpu, cuda:0, ... (default: auto)"),
 )
-def main(args: argparse.Namespace) -> None:
+def main(args: Args) -> None:
     folder = model_folder(args.checkpoint).resolve()
     Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # /v1/models fails without it
     try:

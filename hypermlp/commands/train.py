@@ -1,9 +1,8 @@
 """``hypermlp train``: train a language model from a recipe, or resume a run."""
 
-import argparse
 from pathlib import Path
 
-from hypermlp.commands.shared import Argument, command
+from hypermlp.commands.shared import Args, Argument, command
 from hypermlp.train.recipe import load_recipe
 from hypermlp.train.run import is_main_process, train
 
@@ -27,7 +26,7 @@ from hypermlp.train.run import is_main_process, train
         help="begin with the weights of a saved model; ignored if --resume finds a checkpoint",
     ),
 )
-def main(args: argparse.Namespace) -> None:
+def main(args: Args) -> None:
     recipe = load_recipe(args.recipe, args.set)
     folder = Path(args.out) if args.out else Path("runs") / recipe.name
     final = train(recipe, folder, resume=args.resume, init_from=args.init_from)

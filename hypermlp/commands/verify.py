@@ -1,9 +1,8 @@
 """``hypermlp verify``: measure every statement of the paper that can be computed on the real layer."""
 
-import argparse
 import json
 
-from hypermlp.commands.shared import Argument, command
+from hypermlp.commands.shared import Args, Argument, command
 from hypermlp.errors import UserError
 from hypermlp.reporting.records import check_writable, write_text
 from hypermlp.theory.verify import INTRODUCTION, run, select, table
@@ -20,7 +19,7 @@ from hypermlp.theory.verify import INTRODUCTION, run, select, table
     Argument("--json", choices=("-",), help="print a list of JSON objects instead of a table"),
     Argument("--doc", metavar="FILE", help="also write the table, with an introduction, to a file"),
 )
-def main(args: argparse.Namespace) -> None:
+def main(args: Args) -> None:
     if args.doc:
         check_writable(args.doc)
     outcomes = run(select(args.only))
