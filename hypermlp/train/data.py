@@ -68,7 +68,7 @@ class PreparedData:
 
 
 def prepare(data: DataSettings) -> PreparedData:
-    """Return the prepared data of a recipe from the cache, where one process makes it first if it is missing.
+    """Return the prepared data of a recipe from the cache; if it is missing, one process makes it first.
 
     The folder in the cache is complete or absent.
     """

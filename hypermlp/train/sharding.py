@@ -80,10 +80,10 @@ def _state(optimizer: AdamW, model: nn.Module) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def _storage() -> Iterator[bool]:
-    """Yield whether this process trains alone; turn storage errors, which are no Exception, into OSError."""
+    """Yield whether this process trains alone; turn storage errors into OSError."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as requested by no_dist
         try:
             yield not torch.distributed.is_initialized()
-        except CheckpointException as error:
+        except CheckpointException as error:  # a BaseException, which `except Exception` would miss
             raise OSError(str(error)) from error

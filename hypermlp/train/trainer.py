@@ -155,7 +155,7 @@ class LMTrainer(Trainer):
         return metrics
 
     def _evaluation_batches(self, sequences: Sequences) -> Iterator[dict[str, Tensor]]:
-        """Yield this process's batches: equally many for every process, the last perhaps without targets."""
+        """Yield this process's batches. Every process has the same number; the last may have no targets."""
         micro, rank = self.args.per_device_eval_batch_size, self.args.process_index
         for first in range(rank * micro, len(sequences) + rank * micro, micro * self.args.world_size):
             items = [sequences[min(i, len(sequences) - 1)] for i in range(first, first + micro)]
