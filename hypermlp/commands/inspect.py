@@ -36,7 +36,7 @@ def main(args: argparse.Namespace) -> None:
         raise UserError(f"--tokens is {args.tokens}; it must be at least 2")
     prompt = read_prompt(args.prompt)
     if args.figures:
-        figures.figure_class()  # raises without matplotlib, before the long work
+        figures.new_figure(1, 1)  # raises without matplotlib, before the long work
         Path(args.figures).mkdir(parents=True, exist_ok=True)
     transformers.logging.disable_progress_bar()
     model, tokenizer = load(args.checkpoint)
