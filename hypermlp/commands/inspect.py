@@ -28,7 +28,7 @@ def main(args: Args) -> None:
     require_at_least(args, tokens=2)
     prompt = read_prompt(args.prompt)
     if args.figures:
-        figures.figure_class()  # raises without matplotlib, before the long work
+        figures.new_figure(1, 1)  # raises without matplotlib, before the long work
         Path(args.figures).mkdir(parents=True, exist_ok=True)
     transformers.logging.disable_progress_bar()
     model, tokenizer = load(args.checkpoint)

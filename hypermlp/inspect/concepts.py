@@ -28,7 +28,7 @@ def example() -> Capture:
         torch.nn.init.normal_(parameter, std=0.4)
     assert layer.mix1 is not None
     lags = torch.arange(LENGTH, dtype=torch.float64)
-    smooth = [torch.exp(-lags / 4), torch.cos(lags / 2), -torch.exp(-lags / 9)]  # as trained kernels are
+    smooth = [torch.exp(-lags / 4), torch.cos(lags / 2), -torch.exp(-lags / 9)]  # like trained kernels
     for parameter in (layer.mix1.left, layer.mix1.right):
         parameter[0] = torch.stack(smooth, dim=1) * 0.5
     layer.mix1.diag[0] = 0.6 * torch.exp(-lags / 3)
