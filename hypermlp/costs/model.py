@@ -172,5 +172,6 @@ def step_bytes(recipe: Recipe, config: HyperMLPConfig, accumulation: int, device
         packed = {"document_ids": tokens} if recipe.data.packing == "documents" else {}
         with LiveBytes(model.parameters(), device) as live:
             for _ in range(min(accumulation, 2)):  # the second micro-batch starts with all gradients present
-                model(tokens, labels=tokens, shift_labels=tokens, **packed, use_cache=False).loss.backward()
+                targets = {"labels": tokens, "shift_labels": tokens, "skip_logits": True}
+                model(tokens, **targets, **packed, use_cache=False).loss.backward()
     return live.peak

@@ -112,6 +112,9 @@ class LMTrainer(Trainer):
             )
         return self.lr_scheduler
 
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+        return super().compute_loss(model, inputs | {"skip_logits": True}, *args, **kwargs)
+
     def training_step(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
         loss = super().training_step(model, inputs, *args, **kwargs)
         value, step = float(loss) * self.args.gradient_accumulation_steps, self.state.global_step
@@ -146,7 +149,8 @@ class LMTrainer(Trainer):
             total = torch.zeros(2, dtype=torch.float64, device=self.args.device)
             for batch in self._evaluation_batches(sequences):
                 inputs = self._prepare_inputs(batch)
-                summed = model(**inputs, num_items_in_batch=torch.ones((), device=self.args.device)).loss
+                one = torch.ones((), device=self.args.device)  # the sum instead of the mean
+                summed = model(**inputs, num_items_in_batch=one, skip_logits=True).loss
                 total += torch.stack([summed.double(), (inputs["shift_labels"] != IGNORED).sum().double()])
             loss, count = self.accelerator.reduce(total).tolist()
             metrics[f"eval_{split}_loss"] = loss / max(1.0, count)
