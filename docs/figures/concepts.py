@@ -1,9 +1,8 @@
 """The paper's concepts, drawn from the tensors of a real layer.
 
-``python -m hypermlp.inspect.concepts docs/figures`` writes the figures.
+``python docs/figures/concepts.py`` writes the figures next to this file.
 """
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -141,5 +140,5 @@ def _skewed_buffer(seen: Capture) -> Any:
 
 
 if __name__ == "__main__":
-    for written in draw_all(Path(sys.argv[1])):
+    for written in draw_all(Path(__file__).parent):
         print(f"wrote {written}")
