@@ -43,6 +43,7 @@ FURTHER = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("changes", [*FORMS, *FURTHER], ids=str)
 def test_memory_is_within_15_percent_of_a_real_step(changes):
     recipe = load_recipe("cpu-mini", [*SMALL, *changes])

@@ -60,6 +60,7 @@ def pixels(view, name):
     return view.evaluate(f"document.getElementById('{name}').toDataURL()")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("screen", ["phone", "desk"])
 def test_in_a_browser(page, browser, screen):
     view = browser(page, screen)
@@ -184,6 +185,7 @@ def test_the_data_of_the_page(checkpoint):
         assert not head.active[:REGISTERS].any()
 
 
+@pytest.mark.thorough
 def test_figures(tmp_path, capsys):
     build(tmp_path / "model", ["G-cg-q-12o"])
     out = ["--out", str(tmp_path / "page.html"), "--figures", str(tmp_path / "figures")]

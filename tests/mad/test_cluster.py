@@ -15,7 +15,11 @@ from hypermlp.mad.training import run_cell
 cluster_utils = pytest.importorskip(
     "ray.cluster_utils", reason="Ray is not installed: pip install 'hypermlp[cluster]'"
 )
-pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = [
+    pytest.mark.usefixtures("server"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.thorough,
+]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "auto"])

@@ -44,6 +44,7 @@ def test_cells_are_recorded_and_not_run_again(tmp_path):
     assert sorted(r["score"] for _, r in again) == sorted(r["score"] for _, r in first)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "change",
     [
@@ -101,6 +102,7 @@ def test_cells_can_be_changed(tmp_path, capsys):
     assert settings["training"]["schedule"] == "cosine"
 
 
+@pytest.mark.thorough
 def test_a_worker_that_is_killed_is_started_again(tmp_path):
     (cell,) = smoke("in-context-recall")
     cell = replace(cell, training=replace(cell.training, epochs=60))
@@ -180,6 +182,7 @@ def test_a_users_module():
     assert table.scores["<lambda>"]["compression"] >= 0
 
 
+@pytest.mark.thorough
 def test_a_label_in_python(capsys):
     table = mad.benchmark("S-p", grid="smoke", tasks="compression")
     assert list(table.scores) == ["S-p"]
@@ -300,6 +303,7 @@ def test_a_damaged_record_is_reported(tmp_path, capsys):
             recorded(tmp_path, cell)
 
 
+@pytest.mark.thorough
 def test_a_worker_exits_when_its_parent_is_killed(tmp_path):
     """The worker exits although it sends nothing that would fail."""
     script = f"""
