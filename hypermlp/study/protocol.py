@@ -1,7 +1,7 @@
 """The study as data: its rows, its sizes, and the cells that train a row."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from hypermlp.config import find_option
@@ -14,6 +14,8 @@ ROWS = [*PAPER_ROWS, *PROBABLE_READING.values()]
 TUNING_ROWS = ["S-cg-q", "R-2o!", "R-pcg-q-12o", "G-pcg-q-12o"]  # no claim uses them
 LEARNING_RATES = [2e-3, 4e-3, 8e-3, 1.6e-2]  # the grid of `study tune`
 HEADLINE_ROWS = ("G-cg-q-12o", "S-p", "S-pc", "R-cg-q-12o")
+OWN_KEYS = {"mixer", "seed"}  # keys of a recipe in which the cells of one study differ
+RATE_KEYS = {"learning_rate", "min_learning_rate"}  # and, in a tuned study, these
 LOSSES = {
     "validation": "the loss of held-out documents after the last step",
     "train": "the loss on training documents, the mean of the last five evaluations, as in the paper",
@@ -171,6 +173,33 @@ def lm_cell(size: Size, mixer: str, seed: int, rate: float | None = None) -> LmC
     if rate is not None:
         changes += [f"training.learning_rate={rate}", f"training.min_learning_rate={rate / 10}"]
     return LmCell(mixer=mixer, recipe=load_recipe(size.recipe, changes).to_dict(), loss=size.loss)
+
+
+def shared_settings(settings: dict[str, Any], tuned: bool) -> dict[str, Any]:
+    """Return what all cells of one study have in common, from the settings of one of their records.
+
+    Cells differ in the mixer and the seed, and in a ``tuned`` study also in the learning rate.
+    """
+    own = OWN_KEYS | RATE_KEYS if tuned else OWN_KEYS
+    recipe = {
+        section: {key: value for key, value in settings["recipe"][section].items() if key not in own}
+        for section in ("model", "data", "training")
+    }
+    return recipe | {"loss": settings["loss"]}
+
+
+def size_of(settings: dict[str, Any], rows: set[str]) -> Size | None:
+    """Return the size that a record with these settings belongs to; None if it belongs to none.
+
+    Of several sizes with the same settings, take one that has all ``rows``, if there is one.
+    """
+    shared = shared_settings(settings, tuned=True)
+    matching = [
+        size
+        for size in SIZES.values()
+        if shared_settings(asdict(lm_cell(size, size.rows[0], size.tuning_seed)), tuned=True) == shared
+    ]
+    return next((size for size in matching if rows <= set(size.rows)), matching[0] if matching else None)
 
 
 def lm_cells(

@@ -6,25 +6,17 @@ from pathlib import Path
 
 from hypermlp.errors import UserError
 from hypermlp.layers.registry import BASELINES
-from hypermlp.mad.report import AVERAGE
 from hypermlp.reporting.charts import Point, Series, interval_chart, line_chart, scatter_chart
 from hypermlp.reporting.page import render
 from hypermlp.reporting.table import Table
 from hypermlp.study.claims import MARGIN, SUPPORTED, Verdict
 from hypermlp.study.intervals import Interval, spearman
 from hypermlp.study.protocol import LOSSES
-from hypermlp.study.summary import ENOUGH, PAPER_DIVERGED, PAPER_LABEL, Row, Study
+from hypermlp.study.summary import ENOUGH, PAPER_DIVERGED, Row, Study
+from hypermlp.study.tables import mad_tasks, study_table
+from hypermlp.study.thresholds import THRESHOLD_ROW
 
 TEMPLATE = Path(__file__).parent / "study.html"
-SHORT = {
-    "in-context-recall": "in-context",
-    "noisy-in-context-recall": "noisy",
-    "fuzzy-in-context-recall": "fuzzy",
-    "memorization": "memorize",
-    "compression": "compress",
-    "selective-copying": "copy",
-    AVERAGE: "MAD average",
-}
 GROUPS = {"S": "softmax", "R": "ReLU", "G": "GLU", "P": "baselines"}  # page.css has a colour for each key
 NAMED = {"R-cg-q-12o": "HyperMLP", "G-cg-q-12o": "HyperGLU", "S-p": "S-p"}  # points with a name in the chart
 PAIRS = "pairs: how much lower the second's loss is, 95 % interval"
@@ -80,38 +72,6 @@ def group(label: str) -> str:
     return "P" if label in BASELINES else label[0]
 
 
-def mad_tasks(study: Study) -> list[str]:
-    """Return the MAD tasks that any row was run on."""
-    return [task for task in SHORT if any(task in scores for scores in study.mad.scores.values())]
-
-
-def table(study: Study) -> Table:
-    """Return a line for each row of the study, with published values in brackets."""
-    tasks = mad_tasks(study)
-    mad_columns = [*tasks, AVERAGE] if tasks else []
-    rate = ["learning rate"] if study.tuned else []
-    titles = ["label", *rate, "parameters", "MFLOPs/token", "seeds", "loss (paper)"]
-    lines = [
-        [*_cells(row), *(study.mad.cell(label, column, PAPER_LABEL.get(label)) for column in mad_columns)]
-        for label, row in study.rows.items()
-    ]
-    return Table([*titles, *(SHORT[column] for column in mad_columns)], lines)
-
-
-def _cells(row: Row) -> list[str]:
-    stands_for = f" (for {PAPER_LABEL[row.label]})" if row.label in PAPER_LABEL else ""
-    diverged = f" ({row.diverged} diverged)" if row.diverged else ""
-    paper = "" if row.paper_loss is None else f" ({row.paper_loss:.3f})"
-    return [
-        row.label + stands_for,
-        *([] if row.rate is None else [f"{row.rate:g}"]),
-        f"{row.parameters:,}",
-        f"{row.forward_flops_per_token / 1e6:.2f}",
-        f"{len(row.losses)}{diverged}",
-        f"{row.loss:.3f}{paper}",
-    ]
-
-
 def claims_table(study: Study) -> Table:
     """Return a line for each claim, with its verdict and the effects of its pairs."""
     lines = [[verdict.claim.name, verdict.verdict, _pairs(verdict)] for verdict in study.verdicts]
@@ -126,7 +86,7 @@ def _pairs(verdict: Verdict) -> str:
 
 def markdown(study: Study) -> str:
     """Return the report of a study in Markdown."""
-    parts = [table(study).markdown()]
+    parts = [study_table(study).markdown()]
     if study.left_out:
         reasons = "; ".join(f"{label} ({reason})" for label, reason in study.left_out.items())
         parts.append(f"Left out: {reasons}.")
@@ -150,7 +110,8 @@ def page(study: Study, title: str, comparison: Comparison | None = None) -> str:
         claims=[(verdict, _forest(verdict)) for verdict in study.verdicts],
         scatter=_scatter(study),
         curves=_curves(study),
-        table=table(study),
+        table=study_table(study),
+        threshold_row=THRESHOLD_ROW,
         groups=[(name, title) for name, title in GROUPS.items() if name in present],
         comparison=comparison,
         against=_against(comparison) if comparison else None,

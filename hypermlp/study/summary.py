@@ -1,11 +1,11 @@
 """Read the records of a study: a row for each label, the rank correlation with the paper, and the verdicts.
 
 A study can be tuned: its rows are trained at several learning rates with a tuning seed, and report other
-seeds at the best rate. Seeds that a row has at more than one rate are its tuning seeds.
+seeds at the best rate. The tuning seed of a row is the seed with the most learning rates, if it has more than
+one.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,19 +15,18 @@ from typing import Any
 from hypermlp.errors import UserError
 from hypermlp.jobs.cells import finite_fields
 from hypermlp.label import PAPER_ROWS, PROBABLE_READING
-from hypermlp.mad.protocol import MadCell, read_cell
+from hypermlp.mad.protocol import MadCell, cells, find_grid, read_cell
 from hypermlp.mad.report import Scores, summarize
 from hypermlp.reporting.records import read_record
 from hypermlp.study.claims import Verdict, judge
 from hypermlp.study.intervals import Interval, spearman
-from hypermlp.study.protocol import ROWS, LmCell
-from hypermlp.study.tuning import best_rate, loss_of
+from hypermlp.study.protocol import ROWS, LmCell, Size, shared_settings, size_of
+from hypermlp.study.thresholds import THRESHOLD_ROW, Curve, mean_curve, steps_to, thresholds
+from hypermlp.study.tuning import best_rate, loss_of, untried_rates
 
 PAPER_DIVERGED = {"S"}  # rows whose loss in the paper is a late divergence, not a target
 ENOUGH = 4  # rows that a rank correlation needs
 PAPER_LABEL = {reading: label for label, reading in PROBABLE_READING.items()}
-OWN_KEYS = {"mixer", "seed"}  # keys of a recipe in which the cells of one study differ
-RATE_KEYS = {"learning_rate", "min_learning_rate"}  # and, in a tuned study, these
 Runs = dict[int, dict[float, dict[str, Any]]]  # seed -> learning rate -> results
 
 
@@ -40,8 +39,8 @@ class Row:
     """Losses by seed, without seeds that diverged."""
     parameters: int
     forward_flops_per_token: int
-    curve: list[tuple[float, float]]
-    """(step, validation loss) of the first seed."""
+    curve: Curve
+    """(step, validation loss), the mean over the seeds."""
     rate: float | None = None
     """Learning rate in a tuned study; None if all rows have the recipe's rate."""
     diverged: int = 0
@@ -71,6 +70,20 @@ class Study:
     created: str
     data: str
     """Digest of the prepared data."""
+    size: Size | None
+    """The size that the records belong to; None if no size has their settings."""
+
+    @property
+    def labels(self) -> list[str]:
+        """All rows that the study should have, in the order of the paper's table; others after them."""
+        found = self.rows.keys() | self.left_out.keys() | (set(self.size.rows) if self.size else set())
+        return sorted(found, key=_order)
+
+    @cached_property
+    def thresholds(self) -> tuple[float, ...]:
+        """The four losses of hypermlp/study/thresholds.py; none if their row was not run."""
+        row = self.rows.get(THRESHOLD_ROW)
+        return () if row is None else thresholds(row.curve)
 
     @property
     def tuned(self) -> bool:
@@ -104,14 +117,21 @@ def read_study(folder: Path) -> Study:
     runs = _runs_by_label(records)
     tuned = any(len(rates) > 1 for seeds in runs.values() for rates in seeds.values())
     settings = _shared_settings([record["settings"] for record in records], folder, tuned)
+    size = size_of(records[0]["settings"], set(runs))
     rows: dict[str, Row] = {}
     left_out: dict[str, str] = {}
-    for label in sorted(runs, key=lambda label: (ROWS.index(label) if label in ROWS else len(ROWS), label)):
-        rate, results = _reported(label, runs[label])
+    for label in sorted(runs, key=_order):
+        try:
+            rate, results = _reported(runs[label], size) if tuned else _all_seeds(runs[label])
+        except NotTunedError as reason:
+            left_out[label] = str(reason)
+            continue
         if any(result["loss"] is not None for result in results.values()):
             rows[label] = _row(label, results, rate if tuned else None)
         else:
-            left_out[label] = "all reported seeds diverged" if results else "only tuning seeds have been run"
+            left_out[label] = (
+                "all reported seeds diverged" if results else "only the tuning seed has been run"
+            )
     if not rows:
         raise UserError(
             f"{folder} has no loss to report: {', '.join(sorted(set(left_out.values())))}; `hypermlp study "
@@ -120,13 +140,14 @@ def read_study(folder: Path) -> Study:
     return Study(
         rows=rows,
         left_out=left_out,
-        mad=summarize(_mad_results(folder / "mad")),
+        mad=_mad_scores(folder / "mad", size),
         settings=settings,
         machine=records[0]["machine"],
         created=max(record["created"] for record in records),
         data=next(
             found["data_digest"] for record in records if "data_digest" in (found := record["results"])
         ),
+        size=size,
     )
 
 
@@ -139,26 +160,32 @@ def _runs_by_label(records: list[dict[str, Any]]) -> dict[str, Runs]:
     return runs
 
 
-def _reported(label: str, runs: Runs) -> tuple[float, dict[int, dict[str, Any]]]:
-    """Return the learning rate of a row and its reported results by seed.
+def _order(label: str) -> tuple[int, str]:
+    return (ROWS.index(label) if label in ROWS else len(ROWS), label)
 
-    Seeds with several rates are tuning seeds: they choose the rate with the lowest mean loss and are not
-    reported. A row without tuning seeds reports all its seeds.
-    """
-    tuning = [by_rate for by_rate in runs.values() if len(by_rate) > 1]
-    choosing = tuning or list(runs.values())
-    rates = {rate for by_rate in choosing for rate in by_rate}
-    if not tuning and len(rates) > 1:
-        raise UserError(
-            f"{label} has the learning rates {', '.join(f'{rate:g}' for rate in sorted(rates))}, but no seed "
-            "was trained at two of them, so no rate can be chosen; remove the records of all rates but one"
-        )
-    losses = {
-        rate: fmean(loss_of(by_rate[rate]) for by_rate in choosing if rate in by_rate) for rate in rates
-    }
-    chosen = best_rate(losses)
-    others = {seed: by_rate for seed, by_rate in sorted(runs.items()) if len(by_rate) == 1}
-    return chosen, {seed: by_rate[chosen] for seed, by_rate in others.items() if chosen in by_rate}
+
+class NotTunedError(Exception):
+    """A row of a tuned study whose learning rate cannot be chosen yet."""
+
+
+def _all_seeds(runs: Runs) -> tuple[float, dict[int, dict[str, Any]]]:
+    """Return the learning rate and the results by seed of a row in a study with one rate."""
+    ((rate, _),) = next(iter(runs.values())).items()
+    return rate, {seed: by_rate[rate] for seed, by_rate in sorted(runs.items())}
+
+
+def _reported(runs: Runs, size: Size | None) -> tuple[float, dict[int, dict[str, Any]]]:
+    """Return the learning rate that the tuning seed chooses, and the results of the other seeds at it."""
+    tuning = max(sorted(runs), key=lambda seed: len(runs[seed]))
+    losses = {rate: loss_of(result) for rate, result in runs[tuning].items()}
+    if len(losses) == 1:
+        raise NotTunedError("no learning rate has been chosen for it")
+    untried = untried_rates(size, losses) if size else []
+    if untried:
+        raise NotTunedError(f"not trained at learning rate {', '.join(f'{rate:g}' for rate in untried)} yet")
+    rate = best_rate(losses)
+    others = {seed: by_rate for seed, by_rate in sorted(runs.items()) if seed != tuning}
+    return rate, {seed: by_rate[rate] for seed, by_rate in others.items() if rate in by_rate}
 
 
 def _row(label: str, results: dict[int, dict[str, Any]], rate: float | None) -> Row:
@@ -169,7 +196,7 @@ def _row(label: str, results: dict[int, dict[str, Any]], rate: float | None) -> 
         losses={seed: result["loss"] for seed, result in finite.items()},
         parameters=first["parameters"],
         forward_flops_per_token=first["forward_flops_per_token"],
-        curve=[(step, value) for step, value in first["curves"]["validation"]],
+        curve=mean_curve([result["curves"]["validation"] for result in finite.values()]),
         rate=rate,
         diverged=len(results) - len(finite),
     )
@@ -177,15 +204,7 @@ def _row(label: str, results: dict[int, dict[str, Any]], rate: float | None) -> 
 
 def _shared_settings(cells: list[dict[str, Any]], folder: Path, tuned: bool) -> dict[str, Any]:
     """Return the settings that all cells share; raise if the cells belong to more than one study."""
-    own = OWN_KEYS | RATE_KEYS if tuned else OWN_KEYS
-    shared = [
-        {
-            section: {key: value for key, value in cell["recipe"][section].items() if key not in own}
-            for section in ("model", "data", "training")
-        }
-        | {"loss": cell["loss"]}
-        for cell in cells
-    ]
+    shared = [shared_settings(cell, tuned) for cell in cells]
     for cell, settings in zip(cells, shared, strict=True):
         if settings != shared[0]:
             first, other = _flat(shared[0]), _flat(settings)
@@ -203,10 +222,21 @@ def _flat(settings: dict[str, Any]) -> dict[str, Any]:
     return {f"{name}.{key}".rstrip("."): part[key] for name, part in sections.items() for key in part}
 
 
-def _mad_results(folder: Path) -> Iterable[tuple[MadCell, dict[str, Any]]]:
+def _mad_scores(folder: Path, size: Size | None) -> Scores:
+    """Return the MAD scores; at a known size, without tasks of which a row has only some of the cells."""
+    found: dict[tuple[str, str], list[tuple[MadCell, dict[str, Any]]]] = defaultdict(list)
     for path in sorted(folder.glob("*/*.json")):
         record = read_record(path, MadCell.kind)
-        yield read_cell(record["settings"]), record["results"]
+        cell = read_cell(record["settings"])
+        found[cell.mixer, cell.task].append((cell, record["results"]))
+
+    def complete(mixer: str, task: str) -> bool:
+        if size is None or not size.mad:
+            return True
+        run = [cell for cell, _ in found[mixer, task]]
+        return all(cell in run for cell in cells(mixer, find_grid(size.mad), [task]))
+
+    return summarize(result for key, results in found.items() if complete(*key) for result in results)
 
 
 def summary(study: Study) -> dict[str, Any]:
@@ -219,6 +249,7 @@ def summary(study: Study) -> dict[str, Any]:
             "parameters": row.parameters,
             "forward_flops_per_token": row.forward_flops_per_token,
             "paper_loss": row.paper_loss,
+            "steps_to_thresholds": [steps_to(row.curve, loss) for loss in study.thresholds],
             "mad": study.mad.scores.get(label, {}),
         }
         | ({"learning_rate": row.rate} if study.tuned else {})
@@ -245,6 +276,7 @@ def summary(study: Study) -> dict[str, Any]:
     return {
         "rows": rows,
         "spearman": finite_fields(study.rank_correlation) if study.rank_correlation else None,
+        "thresholds": list(study.thresholds),
         "claims": claims,
         "settings": study.settings,
         "data_digest": study.data,

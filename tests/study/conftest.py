@@ -41,6 +41,6 @@ def made_up(tmp_path_factory, write_lm):
     for cell in lm_cells(SIZES["mini"], ROWS, CLAIMED):
         paper = PAPER_ROWS[PAPER_LABEL.get(cell.mixer, cell.mixer)].loss
         write_lm(folder, cell, paper + noise.gauss(0, 1e-3))
-    for cell in cells("R-12o!", GRIDS["smoke"], ["compression", "memorization"]):
+    for cell in cells("R-12o!", GRIDS["mini"], ["compression", "memorization"]):
         _write(folder / "mad", cell, {"score": 0.5})
     return folder
