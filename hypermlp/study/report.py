@@ -9,7 +9,7 @@ from hypermlp.layers.registry import BASELINES
 from hypermlp.reporting.charts import Point, Series, interval_chart, line_chart, scatter_chart
 from hypermlp.reporting.page import render
 from hypermlp.reporting.table import Table
-from hypermlp.study.claims import MARGIN, SUPPORTED, Verdict
+from hypermlp.study.claims import SUPPORTED, Verdict, pair_name
 from hypermlp.study.intervals import Interval, spearman
 from hypermlp.study.protocol import LOSSES
 from hypermlp.study.summary import ENOUGH, PAPER_DIVERGED, Row, Study
@@ -19,7 +19,7 @@ from hypermlp.study.thresholds import THRESHOLD_ROW
 TEMPLATE = Path(__file__).parent / "study.html"
 GROUPS = {"S": "softmax", "R": "ReLU", "G": "GLU", "P": "baselines"}  # page.css has a colour for each key
 NAMED = {"R-cg-q-12o": "HyperMLP", "G-cg-q-12o": "HyperGLU", "S-p": "S-p"}  # points with a name in the chart
-PAIRS = "pairs: how much lower the second's loss is, 95 % interval"
+EFFECTS = "effect, 95 % interval"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def _mean(row: Row, seeds: set[int]) -> float:
 
 def format_interval(interval: Interval, digits: int = 2) -> str:
     value, low, high = (f"{number:.{digits}f}" for number in interval)
-    return f"{value} ({low} to {high})" if math.isfinite(interval.low) else f"{value} (one seed, no interval)"
+    return f"{value} ({low} to {high})" if math.isfinite(interval.low) else f"{value} (no interval)"
 
 
 def group(label: str) -> str:
@@ -73,15 +73,15 @@ def group(label: str) -> str:
 
 
 def claims_table(study: Study) -> Table:
-    """Return a line for each claim, with its verdict and the effects of its pairs."""
-    lines = [[verdict.claim.name, verdict.verdict, _pairs(verdict)] for verdict in study.verdicts]
-    return Table(["claim", "verdict", PAIRS], lines, left=frozenset(["verdict", PAIRS]))
+    """Return a line for each claim, with its verdict and its effects."""
+    lines = [[verdict.name, verdict.verdict, _effects(verdict)] for verdict in study.verdicts]
+    return Table(["claim", "verdict", EFFECTS], lines, left=frozenset(["verdict", EFFECTS]))
 
 
-def _pairs(verdict: Verdict) -> str:
-    return "; ".join(
-        f"{pair.worse} → {pair.better}: {format_interval(pair.effect, 3)}" for pair in verdict.pairs
-    )
+def _effects(verdict: Verdict) -> str:
+    found = [f"{each.name}: {format_interval(each.effect, 3)}" for each in verdict.effects]
+    missing = ", ".join(map(pair_name, verdict.missing))
+    return "; ".join([*found, f"missing: {missing}"] if missing else found)
 
 
 def markdown(study: Study) -> str:
@@ -93,7 +93,10 @@ def markdown(study: Study) -> str:
     if study.rank_correlation:
         over = f"with the paper's NanoGPT loss over {len(study.comparable)} rows"
         parts.append(f"Rank correlation (Spearman) {over}: {format_interval(study.rank_correlation)}.")
-    return "\n\n".join([*parts, claims_table(study).markdown()]) + "\n"
+    if study.verdicts:
+        parts.append(claims_table(study).markdown())
+        parts += [details.markdown() for verdict in study.verdicts if (details := verdict.details)]
+    return "\n\n".join(parts) + "\n"
 
 
 def page(study: Study, title: str, comparison: Comparison | None = None) -> str:
@@ -139,9 +142,8 @@ def _about(study: Study) -> str:
 
 
 def _forest(verdict: Verdict) -> str | None:
-    rows = [(f"{pair.worse} → {pair.better}", *pair.effect) for pair in verdict.pairs]
-    band = MARGIN if verdict.claim.equality else 0.0
-    return interval_chart(rows, x="how much lower the second's loss is", band=band) if rows else None
+    rows = [(each.name, *each.effect) for each in verdict.effects]
+    return interval_chart(rows, x=verdict.measure, band=verdict.margin) if rows else None
 
 
 def _scatter(study: Study) -> str | None:

@@ -18,8 +18,9 @@ from hypermlp.label import PAPER_ROWS, PROBABLE_READING
 from hypermlp.mad.protocol import MadCell, cells, find_grid, read_cell
 from hypermlp.mad.report import Scores, summarize
 from hypermlp.reporting.records import read_record
-from hypermlp.study.claims import Verdict, judge
+from hypermlp.study.claims import Verdict, judge, pair_name
 from hypermlp.study.intervals import Interval, spearman
+from hypermlp.study.predictions import judge_predictions
 from hypermlp.study.protocol import ROWS, LmCell, Size, shared_settings, size_of
 from hypermlp.study.thresholds import THRESHOLD_ROW, Curve, mean_curve, steps_to, thresholds
 from hypermlp.study.tuning import best_rate, loss_of, untried_rates
@@ -92,8 +93,11 @@ class Study:
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """The verdicts on the paper's claims."""
-        return judge({label: row.losses for label, row in self.rows.items()})
+        """The verdicts on the paper's claims; none at a size that lacks rows of the paper's table."""
+        if self.size is not None and not set(ROWS) <= set(self.size.rows):
+            return []
+        losses = {label: row.losses for label, row in self.rows.items()}
+        return [*judge(losses), judge_predictions(self.mad.scores)]
 
     @property
     def comparable(self) -> list[str]:
@@ -258,17 +262,14 @@ def summary(study: Study) -> dict[str, Any]:
     }
     claims = [
         {
-            "claim": verdict.claim.name,
+            "claim": verdict.name,
             "verdict": verdict.verdict,
-            "pairs": [
-                {
-                    "worse": pair.worse,
-                    "better": pair.better,
-                    **finite_fields(pair.effect),
-                    "verdict": pair.verdict,
-                }
-                for pair in verdict.pairs
+            "measure": verdict.measure,
+            "effects": [
+                {"name": each.name, **finite_fields(each.effect), "verdict": each.verdict}
+                for each in verdict.effects
             ],
+            "missing": list(map(pair_name, verdict.missing)),
         }
         for verdict in study.verdicts
     ]
