@@ -1,4 +1,4 @@
-"""``hypermlp study run``, ``tune`` and ``report``."""
+"""``hypermlp study run``, ``tune``, ``report`` and ``figure``."""
 
 import argparse
 from pathlib import Path
@@ -11,6 +11,7 @@ from hypermlp.mad.tasks import TASKS
 from hypermlp.mad.training import work
 from hypermlp.reporting.records import write_record, write_text
 from hypermlp.study import report
+from hypermlp.study.figures import write_curves
 from hypermlp.study.lm import run_lm, tune_and_run
 from hypermlp.study.protocol import SIZES, TUNING_ROWS, find_rows, find_size, tuning_cells
 from hypermlp.study.summary import read_study, summary
@@ -105,3 +106,18 @@ class ReportCommand:
         if comparison:
             print(f"compared with {args.against}: {comparison}")
         print(f"wrote {folder / 'index.html'}, table.md and summary.json")
+
+
+class FigureCommand:
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("folder", help="folder of the records that `hypermlp study run` wrote")
+        parser.add_argument(
+            "--out", metavar="PATH", help="path without its ending (default: curves in the records' folder)"
+        )
+
+    @staticmethod
+    def main(args: argparse.Namespace) -> None:
+        study = read_study(Path(args.folder))
+        for path in write_curves(study, Path(args.out or f"{args.folder}/curves")):
+            print(f"wrote {path}")

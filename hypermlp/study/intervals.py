@@ -22,6 +22,14 @@ class Interval(NamedTuple):
     high: float
 
 
+def show_interval(interval: Interval | None, sign: str = "", digits: int = 3) -> str:
+    """Return an interval as text; ``sign`` is "+" to show the sign of positive numbers too."""
+    if interval is None:
+        return "missing"
+    value, low, high = (f"{number:{sign}.{digits}f}" for number in interval)
+    return f"{value} ({low} to {high})" if math.isfinite(interval.low) else f"{value} (no interval)"
+
+
 def t975(freedom: int) -> float:
     """Return the 97.5 % quantile of Student's t; beyond the table, an approximation to 0.0015."""
     return T975[freedom - 1] if freedom <= len(T975) else 1.96 + 2.45 / freedom

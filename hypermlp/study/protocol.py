@@ -47,6 +47,8 @@ class Size:
     """Whether every reported model is also evaluated on the suite ``local``."""
     loss: str
     """The reported loss: a key of LOSSES."""
+    reference: str = ""
+    """The row that the others are compared with, seed by seed; empty for none."""
     mad: str = ""
     """MAD grid to run the rows on; empty for none."""
     mad_tasks: tuple[str, ...] = ()
@@ -106,6 +108,7 @@ SIZES = {
         seeds=(2, 3, 4, 5, 6),
         fewer_seeds=(("R-cg-q-12o", 3),),
         evaluate=True,
+        reference="G-cg-q-12o",
         loss="validation",
         about="four mixers with equal parameters, each at its best learning rate: nine hours of one core",
     ),

@@ -1,6 +1,5 @@
 """Reports of a study: Markdown tables, a page, and a comparison with another run."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,15 +9,18 @@ from hypermlp.reporting.charts import Point, Series, interval_chart, line_chart,
 from hypermlp.reporting.page import render
 from hypermlp.reporting.table import Table
 from hypermlp.study.claims import SUPPORTED, Verdict, pair_name
-from hypermlp.study.intervals import Interval, spearman
+from hypermlp.study.contrast import LOSS, contrast_table, contrasts
+from hypermlp.study.intervals import show_interval, spearman
+from hypermlp.study.missing import missing
 from hypermlp.study.protocol import LOSSES
 from hypermlp.study.summary import ENOUGH, PAPER_DIVERGED, Row, Study
-from hypermlp.study.tables import mad_tasks, study_table
+from hypermlp.study.tables import mad_tasks, rates_table, study_table
 from hypermlp.study.thresholds import THRESHOLD_ROW
 
 TEMPLATE = Path(__file__).parent / "study.html"
 GROUPS = {"S": "softmax", "R": "ReLU", "G": "GLU", "P": "baselines"}  # page.css has a colour for each key
 NAMED = {"R-cg-q-12o": "HyperMLP", "G-cg-q-12o": "HyperGLU", "S-p": "S-p"}  # points with a name in the chart
+FEW = 8  # rows that have a colour each; page.css has so many
 EFFECTS = "effect, 95 % interval"
 
 
@@ -40,7 +42,7 @@ class Comparison:
     def __str__(self) -> str:
         parts = [f"{len(self.labels)} rows in common", f"largest difference of a loss {self.largest:.4f}"]
         if len(self.labels) >= ENOUGH:
-            parts.append(f"rank correlation {format_interval(spearman(self.ours, self.theirs))}")
+            parts.append(f"rank correlation {show_interval(spearman(self.ours, self.theirs), digits=2)}")
         if not self.same:
             parts.append("NOT the same recipe and data, which also makes losses differ")
         return "; ".join(parts)
@@ -62,11 +64,6 @@ def _mean(row: Row, seeds: set[int]) -> float:
     return sum(row.losses[seed] for seed in seeds) / len(seeds) if seeds else row.loss
 
 
-def format_interval(interval: Interval, digits: int = 2) -> str:
-    value, low, high = (f"{number:.{digits}f}" for number in interval)
-    return f"{value} ({low} to {high})" if math.isfinite(interval.low) else f"{value} (no interval)"
-
-
 def group(label: str) -> str:
     """Return the key of GROUPS that a row belongs to: the activation of a label, or "P" for a baseline."""
     return "P" if label in BASELINES else label[0]
@@ -79,7 +76,7 @@ def claims_table(study: Study) -> Table:
 
 
 def _effects(verdict: Verdict) -> str:
-    found = [f"{each.name}: {format_interval(each.effect, 3)}" for each in verdict.effects]
+    found = [f"{each.name}: {show_interval(each.effect)}" for each in verdict.effects]
     missing = ", ".join(map(pair_name, verdict.missing))
     return "; ".join([*found, f"missing: {missing}"] if missing else found)
 
@@ -87,12 +84,17 @@ def _effects(verdict: Verdict) -> str:
 def markdown(study: Study) -> str:
     """Return the report of a study in Markdown."""
     parts = [study_table(study).markdown()]
-    if study.left_out:
-        reasons = "; ".join(f"{label} ({reason})" for label, reason in study.left_out.items())
-        parts.append(f"Left out: {reasons}.")
+    if study.reference:
+        parts.append(contrast_table(study, study.reference).markdown())
+    if study.tuning:
+        parts.append(rates_table(study).markdown())
+    if left := missing(study):
+        parts.append("\n".join(["Missing:", "", *(f"- {sentence}" for sentence in left)]))
     if study.rank_correlation:
         over = f"with the paper's NanoGPT loss over {len(study.comparable)} rows"
-        parts.append(f"Rank correlation (Spearman) {over}: {format_interval(study.rank_correlation)}.")
+        parts.append(
+            f"Rank correlation (Spearman) {over}: {show_interval(study.rank_correlation, digits=2)}."
+        )
     if study.verdicts:
         parts.append(claims_table(study).markdown())
         parts += [details.markdown() for verdict in study.verdicts if (details := verdict.details)]
@@ -108,11 +110,17 @@ def page(study: Study, title: str, comparison: Comparison | None = None) -> str:
         about=_about(study),
         study=study,
         supported=sum(verdict.verdict == SUPPORTED for verdict in study.verdicts),
-        correlation=format_interval(study.rank_correlation) if study.rank_correlation else None,
+        correlation=show_interval(study.rank_correlation, digits=2) if study.rank_correlation else None,
         diverged=sorted(PAPER_DIVERGED),
         claims=[(verdict, _forest(verdict)) for verdict in study.verdicts],
         scatter=_scatter(study),
         curves=_curves(study),
+        curve_key=_curve_groups(study),
+        reference=study.reference,
+        contrast=contrast_table(study, study.reference) if study.reference else None,
+        differences=_differences(study),
+        rates=rates_table(study) if study.tuning else None,
+        missing=missing(study),
         table=study_table(study),
         threshold_row=THRESHOLD_ROW,
         groups=[(name, title) for name, title in GROUPS.items() if name in present],
@@ -124,21 +132,30 @@ def page(study: Study, title: str, comparison: Comparison | None = None) -> str:
 def _about(study: Study) -> str:
     training, data, model = (study.settings[key] for key in ("training", "data", "model"))
     counts = sorted({len(row.losses) for row in study.rows.values()})
-    seeds = f"{' or '.join(map(str, counts))} {'seed' if counts == [1] else 'seeds'} each"
-    tasks = mad_tasks(study)
+    seeds = f", {' or '.join(map(str, counts))} {'seed' if counts == [1] else 'seeds'} each" if counts else ""
+    tasks = mad_tasks(study) if study.mad.scores else []
     on_mad = f"; {len(study.mad.scores)} of them also on {len(tasks)} tasks of MAD" if tasks else ""
     rates = (
         "Each variant has its own learning rate, chosen with a seed that is not reported. "
         if study.tuned
         else ""
     )
+    match = model.get("match_parameters")
+    equal = f"The width of the MLP makes all parameter counts equal to that of {match}. " if match else ""
     return (
-        f"{len(study.rows)} variants, with the same data in the same order, {seeds}{on_mad}. {rates}"
+        f"{len(study.rows)} variants, with the same data in the same order{seeds}{on_mad}. {rates}{equal}"
         f"{model['num_hidden_layers']} layers of width {model['hidden_size']}, context {data['context']}, "
         f"{training['steps'] * training['batch_tokens']:,} tokens of {data['source']}, tokenizer "
         f"{data['tokenizer']}. The loss is {LOSSES[study.settings['loss']]}. "
         f"{study.machine['processor']}, torch {study.machine['torch']}, {study.created[:10]}."
     )
+
+
+def _differences(study: Study) -> str | None:
+    """Return a chart of the differences from the reference row."""
+    found = contrasts(study, study.reference) if study.reference else []
+    rows = [(each.label, *each.differences[LOSS]) for each in found if LOSS in each.differences]
+    return interval_chart(rows, x=f"loss minus the loss of {study.reference}") if rows else None
 
 
 def _forest(verdict: Verdict) -> str | None:
@@ -161,12 +178,21 @@ def _scatter(study: Study) -> str | None:
     return scatter_chart(points, x="the paper's NanoGPT loss", y="our loss") if points else None
 
 
-def _curves(study: Study) -> str:
+def _curve_groups(study: Study) -> dict[str, str]:
+    """Return the colour of each row's curve: one for each row if they are few, else one for each group."""
+    few = len(study.rows) <= FEW
+    return {label: f"c{index}" if few else group(label) for index, label in enumerate(study.rows)}
+
+
+def _curves(study: Study) -> str | None:
+    colours = _curve_groups(study)
     series = [
-        Series(row.curve, group(label), f"{label}\n{row.loss:.3f} at the end\n{row.parameters:,} parameters")
+        Series(
+            row.curve, colours[label], f"{label}\n{row.loss:.3f} at the end\n{row.parameters:,} parameters"
+        )
         for label, row in sorted(study.rows.items(), key=lambda item: item[1].loss)
     ]
-    return line_chart(series, x="step", y="validation loss")
+    return line_chart(series, x="step", y="validation loss") if series else None
 
 
 def _against(comparison: Comparison) -> str:

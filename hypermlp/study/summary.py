@@ -6,7 +6,7 @@ one.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -23,7 +23,7 @@ from hypermlp.study.intervals import Interval, spearman
 from hypermlp.study.predictions import judge_predictions
 from hypermlp.study.protocol import ROWS, LmCell, Size, shared_settings, size_of
 from hypermlp.study.thresholds import THRESHOLD_ROW, Curve, mean_curve, steps_to, thresholds
-from hypermlp.study.tuning import best_rate, loss_of, untried_rates
+from hypermlp.study.tuning import Losses, best_rate, loss_of, untried_rates
 
 PAPER_DIVERGED = {"S"}  # rows whose loss in the paper is a late divergence, not a target
 ENOUGH = 4  # rows that a rank correlation needs
@@ -40,8 +40,10 @@ class Row:
     """Losses by seed, without seeds that diverged."""
     parameters: int
     forward_flops_per_token: int
-    curve: Curve
-    """(step, validation loss), the mean over the seeds."""
+    curves: dict[int, Curve]
+    """Validation losses by seed."""
+    scores: dict[str, dict[int, float]] = field(default_factory=dict)
+    """Columns of the suite ``local`` by seed, where the models were evaluated."""
     rate: float | None = None
     """Learning rate in a tuned study; None if all rows have the recipe's rate."""
     diverged: int = 0
@@ -50,6 +52,11 @@ class Row:
     @property
     def loss(self) -> float:
         return fmean(self.losses.values())
+
+    @cached_property
+    def curve(self) -> Curve:
+        """The mean of the curves over the seeds."""
+        return mean_curve(list(self.curves.values()))
 
     @property
     def paper_loss(self) -> float | None:
@@ -73,6 +80,13 @@ class Study:
     """Digest of the prepared data."""
     size: Size | None
     """The size that the records belong to; None if no size has their settings."""
+    tuning: dict[str, Losses]
+    """Losses of the tuning seed by row and learning rate; empty if the study is not tuned."""
+
+    @property
+    def reference(self) -> str:
+        """The row that the others are compared with; empty for none."""
+        return self.size.reference if self.size else ""
 
     @property
     def labels(self) -> list[str]:
@@ -89,20 +103,29 @@ class Study:
     @property
     def tuned(self) -> bool:
         """Whether rows have learning rates of their own."""
-        return any(row.rate is not None for row in self.rows.values())
+        return bool(self.tuning)
+
+    @property
+    def like_paper(self) -> bool:
+        """Whether the study has the rows of the paper's table, so that its claims can be judged."""
+        return self.size is None or set(ROWS) <= set(self.size.rows)
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
         """The verdicts on the paper's claims; none at a size that lacks rows of the paper's table."""
-        if self.size is not None and not set(ROWS) <= set(self.size.rows):
+        if not self.like_paper:
             return []
         losses = {label: row.losses for label, row in self.rows.items()}
         return [*judge(losses), judge_predictions(self.mad.scores)]
 
     @property
     def comparable(self) -> list[str]:
-        """The paper's own labels whose loss in the paper is a fair target."""
-        return [label for label in self.rows if label in PAPER_ROWS and label not in PAPER_DIVERGED]
+        """The paper's own labels whose loss in the paper is a fair target, in a study like the paper's."""
+        return [
+            label
+            for label in self.rows
+            if self.like_paper and label in PAPER_ROWS and label not in PAPER_DIVERGED
+        ]
 
     @cached_property
     def rank_correlation(self) -> Interval | None:
@@ -119,9 +142,11 @@ def read_study(folder: Path) -> Study:
             f"{folder} has no records of language models; `hypermlp study run --out {folder}` makes them"
         )
     runs = _runs_by_label(records)
-    tuned = any(len(rates) > 1 for seeds in runs.values() for rates in seeds.values())
-    settings = _shared_settings([record["settings"] for record in records], folder, tuned)
     size = size_of(records[0]["settings"], set(runs))
+    tuned = any(len(rates) > 1 for seeds in runs.values() for rates in seeds.values())
+    if size is not None and size.rates:  # a study that has begun with its tuning, at one rate so far
+        tuned = tuned or {seed for seeds in runs.values() for seed in seeds} == {size.tuning_seed}
+    settings = _shared_settings([record["settings"] for record in records], folder, tuned)
     rows: dict[str, Row] = {}
     left_out: dict[str, str] = {}
     for label in sorted(runs, key=_order):
@@ -136,11 +161,8 @@ def read_study(folder: Path) -> Study:
             left_out[label] = (
                 "all reported seeds diverged" if results else "only the tuning seed has been run"
             )
-    if not rows:
-        raise UserError(
-            f"{folder} has no loss to report: {', '.join(sorted(set(left_out.values())))}; `hypermlp study "
-            f"run --out {folder}` trains the reported seeds, and `hypermlp study tune` prints its own table"
-        )
+    if not rows and not tuned:
+        raise UserError(f"{folder} has no loss to report: all trainings diverged")
     return Study(
         rows=rows,
         left_out=left_out,
@@ -149,9 +171,10 @@ def read_study(folder: Path) -> Study:
         machine=records[0]["machine"],
         created=max(record["created"] for record in records),
         data=next(
-            found["data_digest"] for record in records if "data_digest" in (found := record["results"])
+            (found["data_digest"] for record in records if "data_digest" in (found := record["results"])), ""
         ),
         size=size,
+        tuning={label: _tuning_losses(runs[label]) for label in sorted(runs, key=_order)} if tuned else {},
     )
 
 
@@ -178,12 +201,19 @@ def _all_seeds(runs: Runs) -> tuple[float, dict[int, dict[str, Any]]]:
     return rate, {seed: by_rate[rate] for seed, by_rate in sorted(runs.items())}
 
 
+def _tuning_seed(runs: Runs) -> int:
+    return max(sorted(runs), key=lambda seed: len(runs[seed]))
+
+
+def _tuning_losses(runs: Runs) -> Losses:
+    return {rate: loss_of(result) for rate, result in sorted(runs[_tuning_seed(runs)].items())}
+
+
 def _reported(runs: Runs, size: Size | None) -> tuple[float, dict[int, dict[str, Any]]]:
     """Return the learning rate that the tuning seed chooses, and the results of the other seeds at it."""
-    tuning = max(sorted(runs), key=lambda seed: len(runs[seed]))
-    losses = {rate: loss_of(result) for rate, result in runs[tuning].items()}
+    tuning, losses = _tuning_seed(runs), _tuning_losses(runs)
     if len(losses) == 1:
-        raise NotTunedError("no learning rate has been chosen for it")
+        raise NotTunedError("no learning rate has been chosen yet")
     untried = untried_rates(size, losses) if size else []
     if untried:
         raise NotTunedError(f"not trained at learning rate {', '.join(f'{rate:g}' for rate in untried)} yet")
@@ -200,10 +230,23 @@ def _row(label: str, results: dict[int, dict[str, Any]], rate: float | None) -> 
         losses={seed: result["loss"] for seed, result in finite.items()},
         parameters=first["parameters"],
         forward_flops_per_token=first["forward_flops_per_token"],
-        curve=mean_curve([result["curves"]["validation"] for result in finite.values()]),
+        curves={
+            seed: [(step, loss) for step, loss in result["curves"]["validation"]]
+            for seed, result in finite.items()
+        },
+        scores=_local_scores(finite),
         rate=rate,
         diverged=len(results) - len(finite),
     )
+
+
+def _local_scores(results: dict[int, dict[str, Any]]) -> dict[str, dict[int, float]]:
+    """Return the columns of the suite ``local`` that some seed has, by seed."""
+    scores: dict[str, dict[int, float]] = defaultdict(dict)
+    for seed, result in results.items():
+        for column, score in result.get("local", {}).items():
+            scores[column][seed] = score["value"]
+    return dict(scores)
 
 
 def _shared_settings(cells: list[dict[str, Any]], folder: Path, tuned: bool) -> dict[str, Any]:
@@ -257,6 +300,7 @@ def summary(study: Study) -> dict[str, Any]:
             "mad": study.mad.scores.get(label, {}),
         }
         | ({"learning_rate": row.rate} if study.tuned else {})
+        | ({"local": row.scores} if row.scores else {})
         | ({"diverged_seeds": row.diverged} if row.diverged else {})
         for label, row in study.rows.items()
     }

@@ -1,5 +1,7 @@
 """Tables of a study. A value that the study should have and that no record gives is shown as missing."""
 
+import math
+
 from hypermlp.label import PAPER_ROWS, PaperRow
 from hypermlp.mad.report import AVERAGE, published_value
 from hypermlp.mad.tasks import TASKS
@@ -53,6 +55,20 @@ def study_table(study: Study) -> Table:
         for label in study.labels
     ]
     return Table([*titles, *(SHORT[column] for column in mad_columns)], lines)
+
+
+def rates_table(study: Study) -> Table:
+    """Return the losses of the tuning seed by row and learning rate, the chosen rate in bold."""
+    rates = sorted({rate for losses in study.tuning.values() for rate in losses})
+    lines = []
+    for label, losses in study.tuning.items():
+        row, line = study.rows.get(label), [label]
+        for rate in rates:
+            loss = losses.get(rate)
+            shown = "" if loss is None else f"{loss:.3f}" if math.isfinite(loss) else "diverged"
+            line.append(f"**{shown}**" if row is not None and row.rate == rate else shown)
+        lines.append(line)
+    return Table(["label", *(f"at {rate:g}" for rate in rates)], lines)
 
 
 def _cells(study: Study, label: str) -> list[str]:

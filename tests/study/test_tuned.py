@@ -49,7 +49,7 @@ def test_a_row_that_is_not_tuned_is_left_out_of_a_tuned_study(tuned, write_lm):
     write_lm(tuned, lm_cell(MINI, "R-c-q", 1, 4e-3), 1.9)
     write_lm(tuned, lm_cell(MINI, "R-c-q", 1, 8e-3), 1.9)
     assert read_study(tuned).left_out == {
-        "R-c": "no learning rate has been chosen for it",
+        "R-c": "no learning rate has been chosen yet",
         "R-c-q": "not trained at learning rate 0.016 yet",
     }
 
@@ -90,7 +90,7 @@ def test_a_reported_seed_that_diverged_has_no_loss_and_is_counted(tuned, write_l
     write_lm(tuned, lm_cell(MINI, "R-p", 2, 4e-3), None)
     study = read_study(tuned)
     assert "R-p" not in study.rows
-    assert "Left out: R-p (all reported seeds diverged)." in markdown(study)
+    assert "- No loss for R-p: all reported seeds diverged." in markdown(study)
     assert "all reported seeds diverged" in page(study, "diverged")
     assert json.loads(json.dumps(summary(study), allow_nan=False))["left_out"] == study.left_out
 
@@ -101,16 +101,25 @@ def test_a_row_that_is_only_tuned_is_left_out(tuned, write_lm):
     assert read_study(tuned).left_out == {"S-c": "only the tuning seed has been run"}
 
 
-def test_a_folder_with_tuning_seeds_alone_has_nothing_to_report(tmp_path, write_lm, capsys):
-    for rate in MINI.rates:
-        write_lm(tmp_path, lm_cell(MINI, "S-p", 1, rate), 1.5)
+def test_a_folder_with_tuning_seeds_alone_shows_their_losses(tmp_path, write_lm, capsys):
+    for rate, loss in zip(MINI.rates, (1.5, 1.4, None), strict=True):
+        write_lm(tmp_path, lm_cell(MINI, "S-p", 1, rate), loss)
+    assert main(["study", "report", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "| label | at 0.004 | at 0.008 | at 0.016 |" in out
+    assert "| S-p | 1.500 | 1.400 | diverged |" in out
+    assert "- No loss for S-p: only the tuning seed has been run." in out
+
+
+def test_diverged_trainings_alone_have_nothing_to_report(tmp_path, write_lm, capsys):
+    write_lm(tmp_path, lm_cell(MINI, "S-p", 2, 8e-3), None)
     assert main(["study", "report", str(tmp_path)]) == 2
-    assert "has no loss to report: only the tuning seed has been run" in capsys.readouterr().err
+    assert "all trainings diverged" in capsys.readouterr().err
 
 
 def test_rows_with_different_rates_that_were_not_tuned_are_two_studies(tmp_path, write_lm):
-    write_lm(tmp_path, lm_cell(MINI, "S-p", 1, 4e-3), 1.5)
-    write_lm(tmp_path, lm_cell(MINI, "R-p", 1, 8e-3), 1.5)
+    write_lm(tmp_path, lm_cell(MINI, "S-p", 2, 4e-3), 1.5)
+    write_lm(tmp_path, lm_cell(MINI, "R-p", 2, 8e-3), 1.5)
     with pytest.raises(
         ValueError, match="more than one study: training.learning_rate is 0.008 for R-p, 0.004"
     ):
