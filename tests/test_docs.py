@@ -21,6 +21,7 @@ from hypermlp.study.summary import read_study, summary
 from hypermlp.study.tuning import tuning_table
 
 ROOT = Path(__file__).parents[1]
+NOT_MEASURED = {"fox"}  # newer than the records of `hypermlp bench`; docs/baselines.md says so
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,7 @@ def test_costs_of_baselines():
     text = (ROOT / "docs" / "baselines.md").read_text()
     assert lm.cost_table(rows).markdown() in text
     times = {row["mixer"]: row["layer_ms"] for row in rows}
-    for name in BASELINES.keys() - {"softmax", "softmax-naive"}:
+    for name in BASELINES.keys() - NOT_MEASURED - {"softmax", "softmax-naive"}:
         ratio = times[name] / times["softmax"]
         assert f"{name} {ratio:.2f}" in text[text.index("One layer alone") :], (
             f"{name} is {ratio:.2f} times softmax"
@@ -117,7 +118,9 @@ def test_two_small_models_evaluated():
 
 def test_the_efficiency_table():
     rows = read_record(ROOT / "docs" / "results" / "bench-table.json", "bench-table")["results"]
-    assert [row["mixer"] for row in rows] == chosen_mixers(["all"])
+    assert [row["mixer"] for row in rows] == [
+        mixer for mixer in chosen_mixers(["all"]) if mixer not in NOT_MEASURED
+    ]
     assert efficiency.table(rows).markdown() in (ROOT / "docs" / "performance.md").read_text()
 
 

@@ -1,20 +1,24 @@
 """The study as data: its rows, its sizes, and the cells that train a row."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 from hypermlp.config import find_option
+from hypermlp.errors import UserError
 from hypermlp.jobs.cells import Cell
 from hypermlp.label import PAPER_ROWS, PROBABLE_READING
-from hypermlp.layers.registry import mixer_name
+from hypermlp.layers.canon import PLACES
+from hypermlp.layers.registry import BASELINES, mixer_name
 from hypermlp.train.recipe import load_recipe
 
 ROWS = [*PAPER_ROWS, *PROBABLE_READING.values()]
 TUNING_ROWS = ["S-cg-q", "R-2o!", "R-pcg-q-12o", "G-pcg-q-12o"]  # no claim uses them
 LEARNING_RATES = [2e-3, 4e-3, 8e-3, 1.6e-2]  # the grid of `study tune`
 HEADLINE_ROWS = ("G-cg-q-12o", "S-p", "S-pc", "R-cg-q-12o")
-OWN_KEYS = {"mixer", "seed"}  # keys of a recipe in which the cells of one study differ
+CANON = "+canon"  # a row "S-p+canon" is S-p in blocks with Canon layers
+MIXING_ROWS = (*HEADLINE_ROWS, "G-g-q-12o", f"S-p{CANON}", "fox")
+OWN_KEYS = {"mixer", "canon", "seed"}  # keys of a recipe in which the cells of one study differ
 RATE_KEYS = {"learning_rate", "min_learning_rate"}  # and, in a tuned study, these
 LOSSES = {
     "validation": "the loss of held-out documents after the last step",
@@ -30,7 +34,7 @@ class Size:
     changes: tuple[str, ...] = ()
     """Overrides ``section.key=value``, as for ``hypermlp train --set``."""
     rows: tuple[str, ...] = tuple(ROWS)
-    """Labels or names of baselines."""
+    """Labels or names of baselines; a label may end in CANON."""
     rates: tuple[float, ...] = ()
     """Learning rates to choose from for each row; if empty, every row has the recipe's rate."""
     widen: bool = False
@@ -122,6 +126,14 @@ SIZES = {
 }
 
 
+# The same cells as at ``headline``, and more rows: run in one folder, the two sizes share their records.
+SIZES["mixing"] = replace(
+    SIZES["headline"],
+    rows=MIXING_ROWS,
+    about="headline, HyperGLU without convolution, softmax with Canon layers, and FoX: eight hours more",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LmCell(Cell):
     """One training of a language model, defined by its recipe."""
@@ -160,14 +172,23 @@ def find_size(name: str) -> Size:
 
 def find_rows(names: list[str], size: Size) -> list[str]:
     """Return the rows for labels and names of baselines, checked; "all" means all rows of the size."""
-    return list(size.rows) if names == ["all"] else list(dict.fromkeys(map(mixer_name, names)))
+    return list(size.rows) if names == ["all"] else list(dict.fromkeys(map(row_name, names)))
+
+
+def row_name(name: str) -> str:
+    """Return a label (which may end in CANON) in its usual spelling, or the name of a baseline."""
+    base = mixer_name(name.removesuffix(CANON))
+    if name.endswith(CANON) and base in BASELINES:
+        raise UserError(f"row {name!r}: only labels have Canon layers at all four places")
+    return base + CANON if name.endswith(CANON) else base
 
 
 def lm_cell(size: Size, mixer: str, seed: int, rate: float | None = None) -> LmCell:
     """Return one training of a row. ``rate`` replaces the recipe's learning rate; it decays to a tenth."""
     changes = [
         *size.changes,
-        f"model.mixer={mixer}",
+        f"model.mixer={mixer.removesuffix(CANON)}",
+        *([f"model.canon={''.join(PLACES)}"] if mixer.endswith(CANON) else []),
         f"name=study {mixer}",
         f"training.seed={seed}",
         "training.report_to=[]",

@@ -237,14 +237,16 @@ class Recipe:
 
 
 def matched_config(settings: dict[str, Any], mixer: str) -> HyperMLPConfig:
-    """Choose the MLP width so that the model has as many parameters as the same model with ``mixer``.
+    """Choose the MLP width so that the model has as many parameters as the same model with ``mixer`` and
+    without Canon layers.
 
     Raise if the closest count is more than MATCH_TOLERANCE away, or if ``settings`` fixes the width.
     """
     given = settings.get("intermediate_size")
     require("model.intermediate_size", given, given is None, f"left out: model.{MATCH} sets it")
     own_width = int(HyperMLPConfig(**settings).intermediate_size or 0)
-    target, count = _parameter_count(settings | {"mixer": mixer}), _parameter_count(settings)
+    target = _parameter_count(settings | {"mixer": mixer, "canon": ""})
+    count = _parameter_count(settings)
     per_column = _parameter_count(settings | {"intermediate_size": own_width + 1}) - count
     matched = settings | {"intermediate_size": own_width + round((target - count) / per_column)}
     reachable = f"a mixer whose parameter count ({target:,}) some MLP width reaches; this model has {count:,}"
