@@ -19,6 +19,7 @@ from hypermlp.study.claims import CLAIMED
 from hypermlp.study.protocol import find_size, tuning_cells
 from hypermlp.study.summary import read_study, summary
 from hypermlp.study.tuning import tuning_table
+from hypermlp.train.recipe import load_recipe
 
 ROOT = Path(__file__).parents[1]
 NOT_MEASURED = {"fox"}  # newer than the records of `hypermlp bench`; docs/baselines.md says so
@@ -88,6 +89,15 @@ def test_the_study():
     )
     low, value, high = (f"{summary(study)['spearman'][name]:.2f}" for name in ("low", "value", "high"))
     assert f"Spearman {value}, 95 % interval {low} to {high}, 32 rows" in (ROOT / "README.md").read_text()
+
+
+def test_the_learning_rates_of_cpu_mini_are_the_tuned_ones():
+    """Rates that the size ``headline`` has chosen; rows that are still being tuned are skipped."""
+    for label, row in read_study(ROOT / "docs" / "results" / "headline").rows.items():
+        rate = load_recipe("cpu-mini", [f"model.mixer={label}"]).training.learning_rate
+        assert rate == row.rate, (
+            f"docs/results/headline has chosen {row.rate:g} for {label}: put it into recipes/cpu-mini.yaml"
+        )
 
 
 @pytest.mark.parametrize("recipe", ["lm-340m", "lm-1.3b"])

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import fnmatch
 import math
 import operator
 import types
@@ -15,7 +16,8 @@ import yaml
 
 from hypermlp.config import is_integer, require
 from hypermlp.errors import UserError
-from hypermlp.layers.registry import mixer_name
+from hypermlp.label import PAPER_ROWS
+from hypermlp.layers.registry import BASELINES, mixer_name
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
 
 MATCH, MATCH_TOLERANCE = "match_parameters", 0.005
@@ -312,13 +314,29 @@ def _override(content: dict[str, Any], override: str) -> None:
     target[key] = _yaml(value, f"--set {override}: the value")
 
 
+def _is_family(name: Any) -> bool:
+    """Return whether a key of a table of rates is a pattern such as "S-*" that some mixer matches."""
+    known = (*PAPER_ROWS, *BASELINES)
+    return isinstance(name, str) and "*" in name and any(fnmatch.fnmatchcase(each, name) for each in known)
+
+
+def _rate_key(rates: dict[str, Any], mixer: Any) -> str:
+    """Return the key of a mixer's rate: its name, else the longest pattern it matches, else "default"."""
+    if not isinstance(mixer, str):
+        return "default"
+    families = sorted(filter(_is_family, rates), key=len, reverse=True)
+    matching = (name for name in families if fnmatch.fnmatchcase(mixer, name))
+    return mixer if mixer in rates else next(matching, "default")
+
+
 def _resolve_rates(training: dict[str, Any], mixer: Any) -> None:
     """Replace, in place, a table of learning rates by the rate of ``mixer``, and a percentage by a number."""
     rates, least = training.get("learning_rate"), training.get("min_learning_rate")
     if isinstance(rates, dict):
         for name in rates.keys() - {"default"}:
-            mixer_name(name)  # raises for a misspelt name, which would otherwise have no effect
-        key = mixer if isinstance(mixer, str) and mixer in rates else "default"
+            if not _is_family(name):
+                mixer_name(name)  # raises for a misspelt name, which would otherwise have no effect
+        key = _rate_key(rates, mixer)
         require(
             "model.mixer",
             mixer,
