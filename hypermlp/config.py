@@ -36,6 +36,8 @@ class MixerConfig:
             visible position.
         rank: rank of the sequence mixes (16).
         conv_kernel: taps of the convolution (4).
+        canon: whether queries, keys and values each have a Canon layer, a depthwise causal convolution with a
+            residual (False); hypermlp/layers/canon.py.
         num_registers: learned rows that are prepended to every context (0). Each adds a slot to the mixes.
         rope_theta: base of the rotary frequencies (10,000).
         eps: added to the squared norm of the scores (1e-12).
@@ -64,6 +66,7 @@ class MixerConfig:
     layout: str = "lag"
     rank: int = 16
     conv_kernel: int = 4
+    canon: bool = False
     num_registers: int = 0
     rope_theta: float = 10_000.0
     eps: float = 1e-12
@@ -84,7 +87,7 @@ class MixerConfig:
             allowed = "an integer, 0 or more" if name == "num_registers" else "a positive integer"
             require(name, value, is_integer(value) and value >= least, allowed)
             object.__setattr__(self, name, int(value))
-        for name in ("rope", "conv", "feature_gates", "mix1", "mix2"):
+        for name in ("rope", "conv", "feature_gates", "mix1", "mix2", "canon"):
             require(name, getattr(self, name), isinstance(getattr(self, name), bool), "True or False")
         require(
             "activation",
@@ -102,6 +105,9 @@ class MixerConfig:
         object.__setattr__(self, "vo_width", self.vo_width or self.hidden_size)
         self._divides("qk_width", self.num_branches)
         self._divides("vo_width", self.num_heads)
+        if self.canon:
+            allowed = "0 in a layer with canon: registers are not part of the sequence"
+            require("num_registers", self.num_registers, self.num_registers == 0, allowed)
         if self.rope:
             require(
                 "qk_width",

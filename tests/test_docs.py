@@ -19,8 +19,10 @@ from hypermlp.study.claims import CLAIMED
 from hypermlp.study.protocol import find_size, tuning_cells
 from hypermlp.study.summary import read_study, summary
 from hypermlp.study.tuning import tuning_table
+from hypermlp.train.recipe import load_recipe
 
 ROOT = Path(__file__).parents[1]
+NOT_MEASURED = {"fox"}  # newer than the records of `hypermlp bench`; docs/baselines.md says so
 
 
 @pytest.mark.parametrize(
@@ -89,6 +91,15 @@ def test_the_study():
     assert f"Spearman {value}, 95 % interval {low} to {high}, 32 rows" in (ROOT / "README.md").read_text()
 
 
+def test_the_learning_rates_of_cpu_mini_are_the_tuned_ones():
+    """Rates that the size ``headline`` has chosen; rows that are still being tuned are skipped."""
+    for label, row in read_study(ROOT / "docs" / "results" / "headline").rows.items():
+        rate = load_recipe("cpu-mini", [f"model.mixer={label}"]).training.learning_rate
+        assert rate == row.rate, (
+            f"docs/results/headline has chosen {row.rate:g} for {label}: put it into recipes/cpu-mini.yaml"
+        )
+
+
 @pytest.mark.parametrize("recipe", ["lm-340m", "lm-1.3b"])
 def test_what_the_large_runs_need(recipe, capsys):
     assert main(["plan", recipe, "--count", "8"]) == 0
@@ -103,7 +114,7 @@ def test_costs_of_baselines():
     text = (ROOT / "docs" / "baselines.md").read_text()
     assert lm.cost_table(rows).markdown() in text
     times = {row["mixer"]: row["layer_ms"] for row in rows}
-    for name in BASELINES.keys() - {"softmax", "softmax-naive"}:
+    for name in BASELINES.keys() - NOT_MEASURED - {"softmax", "softmax-naive"}:
         ratio = times[name] / times["softmax"]
         assert f"{name} {ratio:.2f}" in text[text.index("One layer alone") :], (
             f"{name} is {ratio:.2f} times softmax"
@@ -117,7 +128,9 @@ def test_two_small_models_evaluated():
 
 def test_the_efficiency_table():
     rows = read_record(ROOT / "docs" / "results" / "bench-table.json", "bench-table")["results"]
-    assert [row["mixer"] for row in rows] == chosen_mixers(["all"])
+    assert [row["mixer"] for row in rows] == [
+        mixer for mixer in chosen_mixers(["all"]) if mixer not in NOT_MEASURED
+    ]
     assert efficiency.table(rows).markdown() in (ROOT / "docs" / "performance.md").read_text()
 
 

@@ -1,4 +1,4 @@
-"""``hypermlp study run``, ``tune`` and ``report``."""
+"""``hypermlp study run``, ``tune``, ``report`` and ``figure``."""
 
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from hypermlp.mad.tasks import TASKS
 from hypermlp.mad.training import run_cell
 from hypermlp.reporting.records import write_record, write_text
 from hypermlp.study import report
+from hypermlp.study.figures import write_curves
 from hypermlp.study.lm import run_lm, tune_and_run
 from hypermlp.study.protocol import SIZES, TUNING_ROWS, find_rows, find_size, tuning_cells
 from hypermlp.study.summary import read_study, summary
@@ -97,3 +98,15 @@ def report_command(args: Args) -> None:
     if comparison:
         print(f"compared with {args.against}: {comparison}")
     print(f"wrote {folder / 'index.html'}, table.md and summary.json")
+
+
+@command(
+    Argument("folder", help="folder of the records that `hypermlp study run` wrote"),
+    Argument(
+        "--out", metavar="PATH", help="path without its ending (default: curves in the records' folder)"
+    ),
+)
+def figure_command(args: Args) -> None:
+    study = read_study(Path(args.folder))
+    for path in write_curves(study, Path(args.out or f"{args.folder}/curves")):
+        print(f"wrote {path}")

@@ -17,6 +17,7 @@ from hypermlp.errors import UserError
 from hypermlp.layers.base import SequenceMixer
 from hypermlp.layers.baselines.base import BaselineConfig
 from hypermlp.layers.baselines.parts import causal_pairs
+from hypermlp.layers.canon import TAPS
 from hypermlp.layers.registry import Config, layer_of
 
 CORE_PARTS = ("scores", "mix1", "mix2", "readout", "core")
@@ -42,6 +43,7 @@ def parameter_table(config: Config) -> dict[str, int]:
     return {
         "projections": 2 * hidden * (qk + vo),
         "conv": 2 * hidden * config.conv_kernel if config.conv else 0,
+        "canon": (2 * qk + vo) * TAPS if config.canon else 0,
         "feature_gates": (hidden + 1) * (qk + vo) if config.feature_gates else 0,
         "mix1": config.num_branches * mix if config.mix1 else 0,
         "mix2": config.num_heads * mix if config.mix2 else 0,
@@ -79,6 +81,7 @@ def flops_table(config: Config, queries: int, keys: int | None = None) -> dict[s
     return {
         "projections": 2 * (queries + rows) * hidden * (qk + vo),
         "conv": 2 * rows * 2 * hidden * config.conv_kernel if config.conv else 0,
+        "canon": 2 * queries * (2 * qk + vo) * TAPS if config.canon else 0,
         "feature_gates": 2 * queries * hidden * (qk + vo) if config.feature_gates else 0,
         "mix_gates": 2 * queries * hidden * config.rank * (mixed1 + mixed2),
         "scores": 2 * pairs * qk,
@@ -112,6 +115,8 @@ def state_bytes(
         once, twice = (_bytes_held(config, count, dtype) for count in (1, 2))
         return batch_size * (once + (length - 1) * (twice - once)) if length > 0 else 0
     conv_inputs = min(length, config.conv_kernel - 1) * config.hidden_size if config.conv else 0
+    if config.canon:
+        conv_inputs += min(length, TAPS - 1) * (2 * config.qk_width + config.vo_width)
     return batch_size * dtype.itemsize * (length * (config.qk_width + config.vo_width) + conv_inputs)
 
 

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hypermlp.costs.mixer import flops_table, parameter_count, parameter_table, state_bytes
+from hypermlp.layers.canon import TAPS
 from hypermlp.layers.registry import Config
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
 from hypermlp.ops.arguments import Attention
@@ -43,6 +44,7 @@ def model_parameter_table(config: HyperMLPConfig) -> dict[str, int]:
         rows += config.max_position_embeddings
     return _mixer_parts(config, parameter_table) | {
         "MLPs": config.num_hidden_layers * _mlp_parameters(config),
+        "canon": config.num_hidden_layers * _canon_width(config) * TAPS,
         "norms": (2 * config.num_hidden_layers + 1) * config.hidden_size,
         "embeddings": rows * config.hidden_size,
     }
@@ -57,6 +59,7 @@ def model_flops_table(config: HyperMLPConfig, length: int) -> dict[str, int]:
     """Return the forward FLOPs of one sequence of ``length`` tokens by part, as in ``flops_table``."""
     return _mixer_parts(config, lambda mixer: flops_table(mixer, length)) | {
         "MLPs": 2 * length * config.num_hidden_layers * _mlp_parameters(config),
+        "canon": 2 * length * config.num_hidden_layers * _canon_width(config) * TAPS,
         "head": 2 * length * config.hidden_size * config.vocab_size,
     }
 
@@ -68,18 +71,29 @@ def forward_flops_per_token(config: HyperMLPConfig, length: int) -> int:
 
 def model_state_bytes(config: HyperMLPConfig, length: int, dtype: torch.dtype = torch.float32) -> int:
     """Return the bytes of decoding state after ``length`` positions of one sequence."""
-    return sum(state_bytes(mixer, length, dtype=dtype) for mixer in _mixer_configs(config))
+    canon = config.num_hidden_layers * min(length, TAPS - 1) * _canon_width(config) * dtype.itemsize
+    return canon + sum(state_bytes(mixer, length, dtype=dtype) for mixer in _mixer_configs(config))
 
 
 def with_softmax(config: HyperMLPConfig) -> HyperMLPConfig:
     """Return the configuration of the same model with softmax attention."""
-    return HyperMLPConfig(**(config.to_diff_dict() | {"mixer": "S-p", "baseline_settings": None}))
+    return HyperMLPConfig(
+        **(config.to_diff_dict() | {"mixer": "S-p", "baseline_settings": None, "canon": ""})
+    )
 
 
 def largest_layer(config: HyperMLPConfig) -> int:
     """Return the parameters of the largest block, which a sharded process gathers while it works on it."""
     mixer = max(map(parameter_count, _mixer_configs(config)))
-    return mixer + _mlp_parameters(config) + 2 * config.hidden_size
+    return mixer + _mlp_parameters(config) + _canon_width(config) * TAPS + 2 * config.hidden_size
+
+
+def _canon_width(config: HyperMLPConfig) -> int:
+    """Return the channels of a block's Canon layers outside its mixer."""
+    assert config.intermediate_size is not None
+    inner = config.intermediate_size * (1 if config.block == "gpt2" else 2)
+    widths = {"A": config.hidden_size, "C": config.hidden_size, "D": inner}
+    return sum(width for place, width in widths.items() if place in config.canon)
 
 
 def _mlp_parameters(config: HyperMLPConfig) -> int:

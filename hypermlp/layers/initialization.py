@@ -21,7 +21,13 @@ def _copy_(parameter: Tensor, value: Tensor) -> None:
     parameter.copy_(value)
 
 
-PLAIN = SimpleNamespace(normal_=nn.init.normal_, zeros_=nn.init.zeros_, ones_=nn.init.ones_, copy_=_copy_)
+PLAIN = SimpleNamespace(
+    normal_=nn.init.normal_,
+    uniform_=nn.init.uniform_,
+    zeros_=nn.init.zeros_,
+    ones_=nn.init.ones_,
+    copy_=_copy_,
+)
 """Functions that set a parameter.
 
 ``transformers.initialization`` has the same ones, which skip loaded parameters.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hypermlp.config import MixerConfig
 from hypermlp.errors import UserError
 from hypermlp.layers.base import SequenceMixer
+from hypermlp.layers.canon import Canon
 from hypermlp.layers.gates import Gates, GateValues, gate_shapes
 from hypermlp.layers.initialization import initialize_
 from hypermlp.layers.mixing import SequenceMix
@@ -83,6 +84,7 @@ class Mixer(SequenceMixer):
             nn.Parameter(torch.empty(config.num_registers, hidden)) if config.num_registers else None
         )
         self.gates = Gates(config) if gate_shapes(config) else None
+        self.canon = Canon(2 * qk + vo) if config.canon else None
         self.reset_parameters()
 
     @classmethod
@@ -103,7 +105,7 @@ class Mixer(SequenceMixer):
     def reset_parameters(self) -> None:
         """Give all parameters new initial values: weights N(0, init_std), biases and diagonals zero."""
         linear = (self.q_proj, self.k_proj, self.v_proj, self.o_proj)
-        for module in (*linear, self.gates, self, self.mix1, self.mix2):
+        for module in (*linear, self.gates, self, self.mix1, self.mix2, self.canon):
             if module is not None:
                 initialize_(module, self.config.init_std)
 
@@ -156,6 +158,8 @@ class Mixer(SequenceMixer):
                 )
         q = self.q_proj(x).unflatten(-1, (config.num_branches, config.qk_dim))
         k, v = self._keys(keys_from), self._values(values_from)
+        if self.canon is not None:
+            q, k, v = self._convolved(q, k, v, state, visibility)
         gates = GateValues() if self.gates is None else self.gates(x)
         if config.rope:
             positions = visibility.positions() + (0 if registers is None else config.num_registers)
@@ -180,6 +184,16 @@ class Mixer(SequenceMixer):
         known = state.extended("inputs", x, needed=history)
         count = min(known.shape[1], history + x.shape[1])
         return known.narrow(1, known.shape[1] - count, count)
+
+    def _convolved(
+        self, q: Tensor, k: Tensor, v: Tensor, state: MixerState | None, visibility: Visibility
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Apply the Canon layer to queries, keys and values."""
+        assert self.canon is not None
+        flat = [y.flatten(2) for y in (q, k, v)]
+        out = self.canon(torch.cat(flat, dim=-1), visibility, state)
+        q_out, k_out, v_out = out.split([y.shape[-1] for y in flat], dim=-1)
+        return q_out.view_as(q), k_out.view_as(k), v_out.view_as(v)
 
     def _keys(self, rows: Tensor) -> Tensor:
         return self.k_proj(rows).unflatten(-1, (self.config.num_branches, self.config.qk_dim))

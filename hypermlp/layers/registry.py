@@ -28,6 +28,7 @@ BASELINES = {  # name -> module and class in hypermlp.layers.baselines, imported
     "rwkv7": "rwkv7:Rwkv7",
     "path": "path:PathAttention",
     "diff": "diff:DifferentialAttention",
+    "fox": "fox:ForgettingAttention",
 }
 OURS = ("G-cg-q-12o", "R-cg-q-12o")
 

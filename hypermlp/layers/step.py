@@ -47,11 +47,17 @@ _native_step = define("native_step", _SCHEMA, _fake)
 def steps_natively(layer: "Mixer", x: Tensor) -> bool:
     """Return True if the kernel can take these new positions.
 
-    It computes no derivatives, rotates nothing, has no registers, and reads parameters instead of calling
-    modules, so these must be plain: adapters and hooks take the general path.
+    It computes no derivatives, rotates nothing, has neither registers nor a Canon layer, and reads parameters
+    instead of calling modules, so these must be plain: adapters and hooks take the general path.
     """
     config, count = layer.config, x.shape[1]
-    if count > MAX_POSITIONS or x.shape[0] * count > MAX_ROWS or config.rope or config.num_registers:
+    if (
+        count > MAX_POSITIONS
+        or x.shape[0] * count > MAX_ROWS
+        or config.rope
+        or config.num_registers
+        or config.canon
+    ):
         return False
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or in_transform():
         return False

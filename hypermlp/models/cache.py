@@ -1,14 +1,19 @@
 """The layers of a Hugging Face cache: each holds the decoding state of one mixer."""
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
 from hypermlp.errors import UserError
-from hypermlp.layers.base import SequenceMixer
 from hypermlp.layers.state import DecodingState
+
+
+class HasState(Protocol):
+    """A mixer, or a block, that decodes with a state."""
+
+    def new_state(self, batch_size: int, **settings: Any) -> Any: ...
 
 
 class _StateLayer:
@@ -26,8 +31,8 @@ class _StateLayer:
         self.values: Tensor | None = None
         self.is_initialized = False
 
-    def state_of(self, mixer: SequenceMixer, batch_size: int) -> DecodingState:
-        """Return the state for the mixer, made at the first call."""
+    def state_of(self, mixer: HasState, batch_size: int) -> DecodingState:
+        """Return the state for the mixer or block, made at the first call."""
         if self.state is None:
             self.state = mixer.new_state(batch_size)
         assert self.state is not None
@@ -102,9 +107,7 @@ class HyperMLPStaticCacheLayer(_StateLayer, StaticLayer):
         return self.max_cache_len
 
 
-def layer_state(
-    cache: Cache | None, index: int, mixer: SequenceMixer, batch_size: int
-) -> DecodingState | None:
+def layer_state(cache: Cache | None, index: int, mixer: HasState, batch_size: int) -> DecodingState | None:
     """Return the decoding state of layer ``index`` in a cache; None without a cache."""
     if cache is None:
         return None

@@ -7,6 +7,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from hypermlp.config import is_integer, require
+from hypermlp.layers.canon import PLACES
 from hypermlp.layers.registry import BASELINES, Config, mixer_config
 
 BLOCKS = ("gpt2", "llama")
@@ -38,6 +39,9 @@ class HyperMLPConfig(PreTrainedConfig):
         compression: what q or v in a label divides the width of that side by (4).
         conv_kernel: taps of a label's convolution (4).
         rope_theta: base of the rotary frequencies (10,000).
+        canon: places of a block that have a Canon layer, a short causal convolution with a residual: any of
+            A (input of the mixer), B (queries, keys and values; labels only), C (input of the MLP) and D (its
+            hidden units), in this order. Empty, the default, for none.
         num_registers: learned rows that each layer of a label prepends to every context, in addition to
             max_position_embeddings (0).
         baseline_settings: settings of baselines by name, such as ``{"gla": {"num_heads": 2}}``;
@@ -72,6 +76,7 @@ class HyperMLPConfig(PreTrainedConfig):
     compression: int = 4
     conv_kernel: int = 4
     rope_theta: float = 10_000.0
+    canon: str = ""
     num_registers: int = 0
     baseline_settings: dict[str, Any] | None = None
     norm_eps: float | None = None
@@ -98,6 +103,8 @@ class HyperMLPConfig(PreTrainedConfig):
             self.intermediate_size = 4 * self.hidden_size if self.block == "gpt2" else -(-wide // 256) * 256
         if self.norm_eps is None:
             self.norm_eps = 1e-5 if self.block == "gpt2" else 1e-6
+        allowed = f"letters of {''.join(PLACES)}, each at most once, in this order"
+        require("canon", self.canon, self.canon == "".join(x for x in PLACES if x in self.canon), allowed)
         self._check_baselines()
         for index in range(self.num_hidden_layers):
             self.mixer_config(index)  # raises before anything is built
@@ -113,6 +120,9 @@ class HyperMLPConfig(PreTrainedConfig):
             )
             allowed = "settings of that baseline, such as {'num_heads': 4}; the model sets the widths"
             require(f"baseline_settings[{name!r}]", settings, fits, allowed)
+        if any(mixer in BASELINES for mixer in self.mixers):
+            allowed = "without B in a model with baselines: only labels have Canon layers inside the mixer"
+            require("canon", self.canon, "B" not in self.canon, allowed)
         if all(mixer in BASELINES for mixer in self.mixers):
             allowed = "0 in a model of baselines alone: only labels have registers"
             require("num_registers", self.num_registers, self.num_registers == 0, allowed)
@@ -140,6 +150,7 @@ class HyperMLPConfig(PreTrainedConfig):
             compression=self.compression,
             conv_kernel=self.conv_kernel,
             rope_theta=self.rope_theta,
+            canon="B" in self.canon,
             num_registers=self.num_registers,
         )
 

@@ -5,6 +5,7 @@ Shapes: B batch, T new positions, D hidden size, V vocabulary.
 
 import math
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ from transformers.utils.output_capturing import capture_outputs
 
 from hypermlp.errors import UserError
 from hypermlp.layers.base import SequenceMixer
+from hypermlp.layers.canon import BlockState, Canon
 from hypermlp.layers.initialization import initialize_
 from hypermlp.layers.mlp import GeluMlp, SwigluMlp
 from hypermlp.layers.registry import layer_of
+from hypermlp.layers.state import DecodingState
 from hypermlp.layers.step import is_plain
 from hypermlp.layers.visibility import Visibility
 from hypermlp.models.cache import layer_state
@@ -45,7 +48,10 @@ def _norm(config: HyperMLPConfig) -> nn.Module:
 
 
 class HyperMLPBlock(GradientCheckpointingLayer):
-    """One block: ``x = x + mixer(norm(x))``, then ``x = x + mlp(norm(x))``."""
+    """One block: ``x = x + mixer(norm(x))``, then ``x = x + mlp(norm(x))``.
+
+    ``config.canon`` adds Canon layers to the inputs of the mixer and the MLP, and inside both.
+    """
 
     def __init__(self, config: HyperMLPConfig, index: int):
         super().__init__()
@@ -57,16 +63,47 @@ class HyperMLPBlock(GradientCheckpointingLayer):
         self.mlp = (GeluMlp if config.block == "gpt2" else SwigluMlp)(
             config.hidden_size, config.intermediate_size
         )
+        inner = config.intermediate_size * (1 if config.block == "gpt2" else 2)
+        widths = {"A": config.hidden_size, "C": config.hidden_size, "D": inner}  # the mixer has B
+        places = {place: Canon(width) for place, width in widths.items() if place in config.canon}
+        self.canon = nn.ModuleDict(places) if places else None
         if config.block == "gpt2":
             for output in (self.mixer.o_proj, self.mlp.down_proj):
                 # Its initial weights are smaller, the more blocks add to the residual stream.
                 output.is_residual_output = True  # type: ignore[assignment]
 
     def forward(self, x: Tensor, visibility: Visibility, past_key_values: Cache | None = None) -> Tensor:
-        state = layer_state(past_key_values, self.index, self.mixer, x.shape[0])
+        state: Any = layer_state(past_key_values, self.index, self, x.shape[0])
+        if self.canon is not None:
+            return self._forward_with_canon(x, visibility, state, self.canon)
         x = x + self.mixer(self.mixer_norm(x), state=state, visibility=visibility)
         out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out
+
+    def _forward_with_canon(
+        self, x: Tensor, visibility: Visibility, state: BlockState | None, layers: nn.ModuleDict
+    ) -> Tensor:
+        kept = None if state is None else state.convolutions
+
+        def canon(place: str, y: Tensor) -> Tensor:
+            return layers[place](y, visibility, kept, place) if place in layers else y
+
+        mixer_state = None if state is None else state.mixer
+        x = x + self.mixer(canon("A", self.mixer_norm(x)), state=mixer_state, visibility=visibility)
+        out: Tensor = x + self.mlp(canon("C", self.mlp_norm(x)), partial(canon, "D"))
+        if kept is not None:
+            kept.commit(visibility)
+        return out
+
+    def new_state(self, batch_size: int, **settings: Any) -> Any:
+        """Return the decoding state of the block; ``settings`` are those of ``SequenceMixer.new_state``."""
+        mixer = self.mixer.new_state(batch_size, **settings)
+        if self.canon is None:
+            return mixer
+        if settings.get("capacity") is not None:
+            raise UserError("a model with canon has no static cache; use the default cache")
+        convolutions = DecodingState(batch_size, None, rollback=mixer.rollback, recurrent=mixer.recurrent)
+        return BlockState(mixer, convolutions)
 
 
 class HyperMLPPreTrainedModel(PreTrainedModel):
@@ -167,7 +204,7 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
         """Compute once, for all layers, which positions each new position sees."""
         batch, new = x.shape[:2]
         mixers = self.mixers()
-        state = layer_state(cache, 0, mixers[0], batch)
+        state = layer_state(cache, 0, self.layers[0], batch)  # type: ignore[arg-type]
         past = 0 if state is None else state.length
         starts = batch_starts(attention_mask, position_ids, document_ids, batch=batch, new=new, past=past)
         if starts is None and state is not None:

@@ -2,6 +2,9 @@
 
 from typing import NamedTuple
 
+LOSS_THRESHOLDS = (3.3, 3.2, 3.1, 3.0)
+STEPS_PER_EVALUATION = 500
+
 
 class PaperRow(NamedTuple):
     """One row of Table 1. Accuracies are percentages on the full MAD grid."""
@@ -16,7 +19,8 @@ class PaperRow(NamedTuple):
     loss: float
     """Language-modelling loss of NanoGPT with 124M parameters."""
     evaluations_below: tuple[int | None, int | None, int | None, int | None]
-    """Evaluations, 500 steps apart, until the loss is below 3.3, 3.2, 3.1 and 3.0; None if it never is."""
+    """Evaluations, STEPS_PER_EVALUATION apart, until the loss is below each of LOSS_THRESHOLDS; None if it
+    never is."""
 
 
 PAPER_ROWS = {

@@ -1,8 +1,12 @@
-"""The paper's six claims, each with the pairs of rows that test it."""
+"""The paper's claims about losses, each with the pairs of rows that test it.
+
+The seventh claim, about MAD, is in hypermlp/study/predictions.py.
+"""
 
 import math
 from dataclasses import dataclass
 
+from hypermlp.reporting.table import Table
 from hypermlp.study.intervals import Interval, paired_effects
 
 MARGIN = 0.05  # two rows are equally good if their losses differ by less, in nats
@@ -60,18 +64,17 @@ CLAIMS = (
     ),
 )
 CLAIMED = {row for claim in CLAIMS for pair in claim.pairs for row in pair}
-SUPPORTED, AGAINST, UNDECIDED = "supported", "not supported", "undecided at this size"
+SUPPORTED, REFUTED, UNDECIDED = "supported", "refuted", "undecided"
 NOT_RUN = "rows not run"
+LOWER = "how much lower the second's loss is"
 
 
 @dataclass(frozen=True)
-class PairVerdict:
-    """The verdict on one pair of rows."""
+class Effect:
+    """One measured effect of a claim, and the verdict on it."""
 
-    worse: str
-    better: str
+    name: str
     effect: Interval
-    """Loss of ``worse`` minus loss of ``better``."""
     verdict: str
 
 
@@ -79,35 +82,52 @@ class PairVerdict:
 class Verdict:
     """The verdict on a claim."""
 
-    claim: Claim
-    pairs: tuple[PairVerdict, ...]
-    """Pairs that were run with a common seed."""
-
-    @property
-    def verdict(self) -> str:
-        """Supported if all pairs of the claim support it; not supported if one pair speaks against it."""
-        verdicts = {pair.verdict for pair in self.pairs}
-        if not verdicts:
-            return NOT_RUN
-        if AGAINST in verdicts:
-            return AGAINST
-        complete = len(self.pairs) == len(self.claim.pairs)
-        return SUPPORTED if verdicts == {SUPPORTED} and complete else UNDECIDED
+    name: str
+    statement: str
+    verdict: str
+    """SUPPORTED, REFUTED, UNDECIDED or NOT_RUN."""
+    effects: tuple[Effect, ...]
+    missing: tuple[tuple[str, str], ...] = ()
+    """Pairs of the claim that were not run with a common seed."""
+    measure: str = LOWER
+    """What the effects are."""
+    margin: float = 0.0
+    """For a claim of equality, how far from zero an effect may be."""
+    details: Table | None = None
+    """What the effects were computed from, where the main table does not show it."""
 
 
 def judge(losses: dict[str, dict[int, float]]) -> list[Verdict]:
-    """Judge every claim by ``losses[row][seed]``. Pairs of rows without a common seed are left out."""
+    """Judge every claim by ``losses[row][seed]``. Pairs of rows without a common seed are missing."""
     pairs = [pair for claim in CLAIMS for pair in claim.pairs]
-    effects = dict(zip(pairs, paired_effects([_differences(losses, *pair) for pair in pairs]), strict=True))
-    judged = {
-        claim: tuple(
-            PairVerdict(*pair, effect, _verdict(effect, claim.equality))
-            for pair in claim.pairs
-            if (effect := effects[pair]) is not None
-        )
-        for claim in CLAIMS
-    }
-    return [Verdict(claim, pairs) for claim, pairs in judged.items()]
+    found = dict(zip(pairs, paired_effects([_differences(losses, *pair) for pair in pairs]), strict=True))
+    return [_judged(claim, {pair: found[pair] for pair in claim.pairs}) for claim in CLAIMS]
+
+
+def _judged(claim: Claim, found: dict[tuple[str, str], Interval | None]) -> Verdict:
+    margin = MARGIN if claim.equality else 0.0
+    effects = tuple(
+        Effect(pair_name(pair), effect, verdict_on(effect, margin))
+        for pair, effect in found.items()
+        if effect is not None
+    )
+    missing = tuple(pair for pair, effect in found.items() if effect is None)
+    verdict = _together({effect.verdict for effect in effects}, complete=not missing)
+    return Verdict(claim.name, claim.statement, verdict, effects, missing, margin=margin)
+
+
+def _together(verdicts: set[str], complete: bool) -> str:
+    """Combine verdicts on pairs: one pair can refute a claim, but only all pairs together support it."""
+    if not verdicts:
+        return NOT_RUN
+    if REFUTED in verdicts:
+        return REFUTED
+    return SUPPORTED if verdicts == {SUPPORTED} and complete else UNDECIDED
+
+
+def pair_name(pair: tuple[str, str]) -> str:
+    """Return a pair of rows as text."""
+    return f"{pair[0]} → {pair[1]}"
 
 
 def _differences(losses: dict[str, dict[int, float]], worse: str, better: str) -> list[float]:
@@ -115,9 +135,12 @@ def _differences(losses: dict[str, dict[int, float]], worse: str, better: str) -
     return [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
 
 
-def _verdict(effect: Interval, equality: bool) -> str:
-    """Compare the interval of an effect with the range of effects that the claim allows."""
-    low, high = (-MARGIN, MARGIN) if equality else (0.0, math.inf)
+def verdict_on(effect: Interval, margin: float = 0.0) -> str:
+    """Compare the interval of an effect with what a claim allows.
+
+    That is anything above zero or, with a ``margin``, anything closer to zero than the margin.
+    """
+    low, high = (-margin, margin) if margin else (0.0, math.inf)
     if effect.high < low or effect.low > high:
-        return AGAINST
+        return REFUTED
     return SUPPORTED if low < effect.low and effect.high < high else UNDECIDED

@@ -1,6 +1,7 @@
 """Intervals for few seeds, and rank correlation."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,14 @@ class Interval(NamedTuple):
     value: float
     low: float
     high: float
+
+
+def show_interval(interval: Interval | None, sign: str = "", digits: int = 3) -> str:
+    """Return an interval as text; ``sign`` is "+" to show the sign of positive numbers too."""
+    if interval is None:
+        return "missing"
+    value, low, high = (f"{number:{sign}.{digits}f}" for number in interval)
+    return f"{value} ({low} to {high})" if math.isfinite(interval.low) else f"{value} (no interval)"
 
 
 def t975(freedom: int) -> float:
@@ -59,6 +68,11 @@ def spearman(x: list[float], y: list[float]) -> Interval:
     draws = np.random.default_rng(SEED).integers(len(a), size=(RESAMPLES, len(a)))
     low, high = np.nanpercentile(_correlation(a[draws], b[draws]), [2.5, 97.5])
     return Interval(float(_correlation(a, b)), float(low), float(high))
+
+
+def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return Spearman's rank correlation; 0 if all values of ``x`` or of ``y`` are equal."""
+    return float(np.nan_to_num(_correlation(np.array(x), np.array(y))))
 
 
 def _correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -1,19 +1,25 @@
 """The study as data: its rows, its sizes, and the cells that train a row."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 from hypermlp.config import find_option
+from hypermlp.errors import UserError
 from hypermlp.jobs.cells import Cell
 from hypermlp.label import PAPER_ROWS, PROBABLE_READING
-from hypermlp.layers.registry import mixer_name
+from hypermlp.layers.canon import PLACES
+from hypermlp.layers.registry import BASELINES, mixer_name
 from hypermlp.train.recipe import load_recipe
 
 ROWS = [*PAPER_ROWS, *PROBABLE_READING.values()]
 TUNING_ROWS = ["S-cg-q", "R-2o!", "R-pcg-q-12o", "G-pcg-q-12o"]  # no claim uses them
 LEARNING_RATES = [2e-3, 4e-3, 8e-3, 1.6e-2]  # the grid of `study tune`
 HEADLINE_ROWS = ("G-cg-q-12o", "S-p", "S-pc", "R-cg-q-12o")
+CANON = "+canon"  # a row "S-p+canon" is S-p in blocks with Canon layers
+MIXING_ROWS = (*HEADLINE_ROWS, "G-g-q-12o", f"S-p{CANON}", "fox")
+OWN_KEYS = {"mixer", "canon", "seed"}  # keys of a recipe in which the cells of one study differ
+RATE_KEYS = {"learning_rate", "min_learning_rate"}  # and, in a tuned study, these
 LOSSES = {
     "validation": "the loss of held-out documents after the last step",
     "train": "the loss on training documents, the mean of the last five evaluations, as in the paper",
@@ -28,7 +34,7 @@ class Size:
     changes: tuple[str, ...] = ()
     """Overrides ``section.key=value``, as for ``hypermlp train --set``."""
     rows: tuple[str, ...] = tuple(ROWS)
-    """Labels or names of baselines."""
+    """Labels or names of baselines; a label may end in CANON."""
     rates: tuple[float, ...] = ()
     """Learning rates to choose from for each row; if empty, every row has the recipe's rate."""
     widen: bool = False
@@ -45,6 +51,8 @@ class Size:
     """Whether every reported model is also evaluated on the suite ``local``."""
     loss: str
     """The reported loss: a key of LOSSES."""
+    reference: str = ""
+    """The row that the others are compared with, seed by seed; empty for none."""
     mad: str = ""
     """MAD grid to run the rows on; empty for none."""
     mad_tasks: tuple[str, ...] = ()
@@ -104,6 +112,7 @@ SIZES = {
         seeds=(2, 3, 4, 5, 6),
         fewer_seeds=(("R-cg-q-12o", 3),),
         evaluate=True,
+        reference="G-cg-q-12o",
         loss="validation",
         about="four mixers with equal parameters, each at its best learning rate: nine hours of one core",
     ),
@@ -115,6 +124,14 @@ SIZES = {
         about="as published: 124M parameters, 20B tokens, 396 MAD trainings for each row; for a GPU cluster",
     ),
 }
+
+
+# The same cells as at ``headline``, and more rows: run in one folder, the two sizes share their records.
+SIZES["mixing"] = replace(
+    SIZES["headline"],
+    rows=MIXING_ROWS,
+    about="headline, HyperGLU without convolution, softmax with Canon layers, and FoX: eight hours more",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,14 +172,23 @@ def find_size(name: str) -> Size:
 
 def find_rows(names: list[str], size: Size) -> list[str]:
     """Return the rows for labels and names of baselines, checked; "all" means all rows of the size."""
-    return list(size.rows) if names == ["all"] else list(dict.fromkeys(map(mixer_name, names)))
+    return list(size.rows) if names == ["all"] else list(dict.fromkeys(map(row_name, names)))
+
+
+def row_name(name: str) -> str:
+    """Return a label (which may end in CANON) in its usual spelling, or the name of a baseline."""
+    base = mixer_name(name.removesuffix(CANON))
+    if name.endswith(CANON) and base in BASELINES:
+        raise UserError(f"row {name!r}: only labels have Canon layers at all four places")
+    return base + CANON if name.endswith(CANON) else base
 
 
 def lm_cell(size: Size, mixer: str, seed: int, rate: float | None = None) -> LmCell:
     """Return one training of a row. ``rate`` replaces the recipe's learning rate; it decays to a tenth."""
     changes = [
         *size.changes,
-        f"model.mixer={mixer}",
+        f"model.mixer={mixer.removesuffix(CANON)}",
+        *([f"model.canon={''.join(PLACES)}"] if mixer.endswith(CANON) else []),
         f"name=study {mixer}",
         f"training.seed={seed}",
         "training.report_to=[]",
@@ -171,6 +197,33 @@ def lm_cell(size: Size, mixer: str, seed: int, rate: float | None = None) -> LmC
     if rate is not None:
         changes += [f"training.learning_rate={rate}", f"training.min_learning_rate={rate / 10}"]
     return LmCell(mixer=mixer, recipe=load_recipe(size.recipe, changes).to_dict(), loss=size.loss)
+
+
+def shared_settings(settings: dict[str, Any], tuned: bool) -> dict[str, Any]:
+    """Return what all cells of one study have in common, from the settings of one of their records.
+
+    Cells differ in the mixer and the seed, and in a ``tuned`` study also in the learning rate.
+    """
+    own = OWN_KEYS | RATE_KEYS if tuned else OWN_KEYS
+    recipe = {
+        section: {key: value for key, value in settings["recipe"][section].items() if key not in own}
+        for section in ("model", "data", "training")
+    }
+    return recipe | {"loss": settings["loss"]}
+
+
+def size_of(settings: dict[str, Any], rows: set[str]) -> Size | None:
+    """Return the size that a record with these settings belongs to; None if it belongs to none.
+
+    Of several sizes with the same settings, take one that has all ``rows``, if there is one.
+    """
+    shared = shared_settings(settings, tuned=True)
+    matching = [
+        size
+        for size in SIZES.values()
+        if shared_settings(asdict(lm_cell(size, size.rows[0], size.tuning_seed)), tuned=True) == shared
+    ]
+    return next((size for size in matching if rows <= set(size.rows)), matching[0] if matching else None)
 
 
 def lm_cells(

@@ -1,33 +1,27 @@
 """Reports of a study: Markdown tables, a page, and a comparison with another run."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from hypermlp.errors import UserError
 from hypermlp.layers.registry import BASELINES
-from hypermlp.mad.report import AVERAGE
 from hypermlp.reporting.charts import Point, Series, interval_chart, line_chart, scatter_chart
 from hypermlp.reporting.page import render
 from hypermlp.reporting.table import Table
-from hypermlp.study.claims import MARGIN, SUPPORTED, Verdict
-from hypermlp.study.intervals import Interval, spearman
+from hypermlp.study.claims import SUPPORTED, Verdict, pair_name
+from hypermlp.study.contrast import LOSS, contrast_table, contrasts
+from hypermlp.study.intervals import show_interval, spearman
+from hypermlp.study.missing import missing
 from hypermlp.study.protocol import LOSSES
-from hypermlp.study.summary import ENOUGH, PAPER_DIVERGED, PAPER_LABEL, Row, Study
+from hypermlp.study.summary import ENOUGH, PAPER_DIVERGED, Row, Study
+from hypermlp.study.tables import mad_tasks, rates_table, study_table
+from hypermlp.study.thresholds import THRESHOLD_ROW
 
 TEMPLATE = Path(__file__).parent / "study.html"
-SHORT = {
-    "in-context-recall": "in-context",
-    "noisy-in-context-recall": "noisy",
-    "fuzzy-in-context-recall": "fuzzy",
-    "memorization": "memorize",
-    "compression": "compress",
-    "selective-copying": "copy",
-    AVERAGE: "MAD average",
-}
 GROUPS = {"S": "softmax", "R": "ReLU", "G": "GLU", "P": "baselines"}  # page.css has a colour for each key
 NAMED = {"R-cg-q-12o": "HyperMLP", "G-cg-q-12o": "HyperGLU", "S-p": "S-p"}  # points with a name in the chart
-PAIRS = "pairs: how much lower the second's loss is, 95 % interval"
+FEW = 8  # rows that have a colour each; page.css has so many
+EFFECTS = "effect, 95 % interval"
 
 
 @dataclass(frozen=True)
@@ -48,7 +42,7 @@ class Comparison:
     def __str__(self) -> str:
         parts = [f"{len(self.labels)} rows in common", f"largest difference of a loss {self.largest:.4f}"]
         if len(self.labels) >= ENOUGH:
-            parts.append(f"rank correlation {format_interval(spearman(self.ours, self.theirs))}")
+            parts.append(f"rank correlation {show_interval(spearman(self.ours, self.theirs), digits=2)}")
         if not self.same:
             parts.append("NOT the same recipe and data, which also makes losses differ")
         return "; ".join(parts)
@@ -70,70 +64,41 @@ def _mean(row: Row, seeds: set[int]) -> float:
     return sum(row.losses[seed] for seed in seeds) / len(seeds) if seeds else row.loss
 
 
-def format_interval(interval: Interval, digits: int = 2) -> str:
-    value, low, high = (f"{number:.{digits}f}" for number in interval)
-    return f"{value} ({low} to {high})" if math.isfinite(interval.low) else f"{value} (one seed, no interval)"
-
-
 def group(label: str) -> str:
     """Return the key of GROUPS that a row belongs to: the activation of a label, or "P" for a baseline."""
     return "P" if label in BASELINES else label[0]
 
 
-def mad_tasks(study: Study) -> list[str]:
-    """Return the MAD tasks that any row was run on."""
-    return [task for task in SHORT if any(task in scores for scores in study.mad.scores.values())]
-
-
-def table(study: Study) -> Table:
-    """Return a line for each row of the study, with published values in brackets."""
-    tasks = mad_tasks(study)
-    mad_columns = [*tasks, AVERAGE] if tasks else []
-    rate = ["learning rate"] if study.tuned else []
-    titles = ["label", *rate, "parameters", "MFLOPs/token", "seeds", "loss (paper)"]
-    lines = [
-        [*_cells(row), *(study.mad.cell(label, column, PAPER_LABEL.get(label)) for column in mad_columns)]
-        for label, row in study.rows.items()
-    ]
-    return Table([*titles, *(SHORT[column] for column in mad_columns)], lines)
-
-
-def _cells(row: Row) -> list[str]:
-    stands_for = f" (for {PAPER_LABEL[row.label]})" if row.label in PAPER_LABEL else ""
-    diverged = f" ({row.diverged} diverged)" if row.diverged else ""
-    paper = "" if row.paper_loss is None else f" ({row.paper_loss:.3f})"
-    return [
-        row.label + stands_for,
-        *([] if row.rate is None else [f"{row.rate:g}"]),
-        f"{row.parameters:,}",
-        f"{row.forward_flops_per_token / 1e6:.2f}",
-        f"{len(row.losses)}{diverged}",
-        f"{row.loss:.3f}{paper}",
-    ]
-
-
 def claims_table(study: Study) -> Table:
-    """Return a line for each claim, with its verdict and the effects of its pairs."""
-    lines = [[verdict.claim.name, verdict.verdict, _pairs(verdict)] for verdict in study.verdicts]
-    return Table(["claim", "verdict", PAIRS], lines, left=frozenset(["verdict", PAIRS]))
+    """Return a line for each claim, with its verdict and its effects."""
+    lines = [[verdict.name, verdict.verdict, _effects(verdict)] for verdict in study.verdicts]
+    return Table(["claim", "verdict", EFFECTS], lines, left=frozenset(["verdict", EFFECTS]))
 
 
-def _pairs(verdict: Verdict) -> str:
-    return "; ".join(
-        f"{pair.worse} → {pair.better}: {format_interval(pair.effect, 3)}" for pair in verdict.pairs
-    )
+def _effects(verdict: Verdict) -> str:
+    found = [f"{each.name}: {show_interval(each.effect)}" for each in verdict.effects]
+    missing = ", ".join(map(pair_name, verdict.missing))
+    return "; ".join([*found, f"missing: {missing}"] if missing else found)
 
 
 def markdown(study: Study) -> str:
     """Return the report of a study in Markdown."""
-    parts = [table(study).markdown()]
-    if study.left_out:
-        reasons = "; ".join(f"{label} ({reason})" for label, reason in study.left_out.items())
-        parts.append(f"Left out: {reasons}.")
+    parts = [study_table(study).markdown()]
+    if study.reference:
+        parts.append(contrast_table(study, study.reference).markdown())
+    if study.tuning:
+        parts.append(rates_table(study).markdown())
+    if left := missing(study):
+        parts.append("\n".join(["Missing:", "", *(f"- {sentence}" for sentence in left)]))
     if study.rank_correlation:
         over = f"with the paper's NanoGPT loss over {len(study.comparable)} rows"
-        parts.append(f"Rank correlation (Spearman) {over}: {format_interval(study.rank_correlation)}.")
-    return "\n\n".join([*parts, claims_table(study).markdown()]) + "\n"
+        parts.append(
+            f"Rank correlation (Spearman) {over}: {show_interval(study.rank_correlation, digits=2)}."
+        )
+    if study.verdicts:
+        parts.append(claims_table(study).markdown())
+        parts += [details.markdown() for verdict in study.verdicts if (details := verdict.details)]
+    return "\n\n".join(parts) + "\n"
 
 
 def page(study: Study, title: str, comparison: Comparison | None = None) -> str:
@@ -145,12 +110,19 @@ def page(study: Study, title: str, comparison: Comparison | None = None) -> str:
         about=_about(study),
         study=study,
         supported=sum(verdict.verdict == SUPPORTED for verdict in study.verdicts),
-        correlation=format_interval(study.rank_correlation) if study.rank_correlation else None,
+        correlation=show_interval(study.rank_correlation, digits=2) if study.rank_correlation else None,
         diverged=sorted(PAPER_DIVERGED),
         claims=[(verdict, _forest(verdict)) for verdict in study.verdicts],
         scatter=_scatter(study),
         curves=_curves(study),
-        table=table(study),
+        curve_key=_curve_groups(study),
+        reference=study.reference,
+        contrast=contrast_table(study, study.reference) if study.reference else None,
+        differences=_differences(study),
+        rates=rates_table(study) if study.tuning else None,
+        missing=missing(study),
+        table=study_table(study),
+        threshold_row=THRESHOLD_ROW,
         groups=[(name, title) for name, title in GROUPS.items() if name in present],
         comparison=comparison,
         against=_against(comparison) if comparison else None,
@@ -160,16 +132,18 @@ def page(study: Study, title: str, comparison: Comparison | None = None) -> str:
 def _about(study: Study) -> str:
     training, data, model = (study.settings[key] for key in ("training", "data", "model"))
     counts = sorted({len(row.losses) for row in study.rows.values()})
-    seeds = f"{' or '.join(map(str, counts))} {'seed' if counts == [1] else 'seeds'} each"
-    tasks = mad_tasks(study)
+    seeds = f", {' or '.join(map(str, counts))} {'seed' if counts == [1] else 'seeds'} each" if counts else ""
+    tasks = mad_tasks(study) if study.mad.scores else []
     on_mad = f"; {len(study.mad.scores)} of them also on {len(tasks)} tasks of MAD" if tasks else ""
     rates = (
         "Each variant has its own learning rate, chosen with a seed that is not reported. "
         if study.tuned
         else ""
     )
+    match = model.get("match_parameters")
+    equal = f"The width of the MLP makes all parameter counts equal to that of {match}. " if match else ""
     return (
-        f"{len(study.rows)} variants, with the same data in the same order, {seeds}{on_mad}. {rates}"
+        f"{len(study.rows)} variants, with the same data in the same order{seeds}{on_mad}. {rates}{equal}"
         f"{model['num_hidden_layers']} layers of width {model['hidden_size']}, context {data['context']}, "
         f"{training['steps'] * training['batch_tokens']:,} tokens of {data['source']}, tokenizer "
         f"{data['tokenizer']}. The loss is {LOSSES[study.settings['loss']]}. "
@@ -177,10 +151,16 @@ def _about(study: Study) -> str:
     )
 
 
+def _differences(study: Study) -> str | None:
+    """Return a chart of the differences from the reference row."""
+    found = contrasts(study, study.reference) if study.reference else []
+    rows = [(each.label, *each.differences[LOSS]) for each in found if LOSS in each.differences]
+    return interval_chart(rows, x=f"loss minus the loss of {study.reference}") if rows else None
+
+
 def _forest(verdict: Verdict) -> str | None:
-    rows = [(f"{pair.worse} → {pair.better}", *pair.effect) for pair in verdict.pairs]
-    band = MARGIN if verdict.claim.equality else 0.0
-    return interval_chart(rows, x="how much lower the second's loss is", band=band) if rows else None
+    rows = [(each.name, *each.effect) for each in verdict.effects]
+    return interval_chart(rows, x=verdict.measure, band=verdict.margin) if rows else None
 
 
 def _scatter(study: Study) -> str | None:
@@ -198,12 +178,21 @@ def _scatter(study: Study) -> str | None:
     return scatter_chart(points, x="the paper's NanoGPT loss", y="our loss") if points else None
 
 
-def _curves(study: Study) -> str:
+def _curve_groups(study: Study) -> dict[str, str]:
+    """Return the colour of each row's curve: one for each row if they are few, else one for each group."""
+    few = len(study.rows) <= FEW
+    return {label: f"c{index}" if few else group(label) for index, label in enumerate(study.rows)}
+
+
+def _curves(study: Study) -> str | None:
+    colours = _curve_groups(study)
     series = [
-        Series(row.curve, group(label), f"{label}\n{row.loss:.3f} at the end\n{row.parameters:,} parameters")
+        Series(
+            row.curve, colours[label], f"{label}\n{row.loss:.3f} at the end\n{row.parameters:,} parameters"
+        )
         for label, row in sorted(study.rows.items(), key=lambda item: item[1].loss)
     ]
-    return line_chart(series, x="step", y="validation loss")
+    return line_chart(series, x="step", y="validation loss") if series else None
 
 
 def _against(comparison: Comparison) -> str:

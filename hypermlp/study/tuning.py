@@ -21,14 +21,20 @@ def tuned_rates(size: Size, rows: list[str], train: Callable[[list[LmCell]], Res
     lies at the edge of its grid is trained at the next rate beyond, until the best one lies within.
     """
     losses: dict[str, Losses] = {row: {} for row in rows}
-    wanted = [(row, rate) for rate in size.rates for row in rows]
-    for _ in range(MOST_EXTRA_RATES + 1):
-        if wanted:
-            for cell, result in train([lm_cell(size, row, size.tuning_seed, rate) for row, rate in wanted]):
-                losses[cell.mixer][cell.rate] = loss_of(result)
-        further = {row: beyond_edge(tried) for row, tried in losses.items() if tried and size.widen}
-        wanted = [(row, rate) for row, rate in further.items() if rate is not None]
+    while wanted := [(row, rate) for row in rows for rate in untried_rates(size, losses[row])]:
+        wanted.sort(key=lambda item: item[1])  # all rows at one rate, then at the next; the sort is stable
+        for cell, result in train([lm_cell(size, row, size.tuning_seed, rate) for row, rate in wanted]):
+            losses[cell.mixer][cell.rate] = loss_of(result)
     return {row: best_rate(tried) for row, tried in losses.items() if tried}
+
+
+def untried_rates(size: Size, tried: Losses) -> list[float]:
+    """Return the rates that a row must still be trained at before its rate can be chosen."""
+    missing = [rate for rate in size.rates if rate not in tried]
+    if missing or not size.widen or len(tried) >= len(size.rates) + MOST_EXTRA_RATES:
+        return missing
+    beyond = beyond_edge(tried)
+    return [] if beyond is None else [beyond]
 
 
 def loss_of(result: dict[str, Any]) -> float:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import fnmatch
 import math
 import operator
 import types
@@ -15,7 +16,8 @@ import yaml
 
 from hypermlp.config import is_integer, require
 from hypermlp.errors import UserError
-from hypermlp.layers.registry import mixer_name
+from hypermlp.label import PAPER_ROWS
+from hypermlp.layers.registry import BASELINES, mixer_name
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
 
 MATCH, MATCH_TOLERANCE = "match_parameters", 0.005
@@ -234,14 +236,16 @@ class Recipe:
 
 
 def matched_config(settings: dict[str, Any], mixer: str) -> HyperMLPConfig:
-    """Choose the MLP width so that the model has as many parameters as the same model with ``mixer``.
+    """Choose the MLP width so that the model has as many parameters as the same model with ``mixer`` and
+    without Canon layers.
 
     Raise if the closest count is more than MATCH_TOLERANCE away, or if ``settings`` fixes the width.
     """
     given = settings.get("intermediate_size")
     require("model.intermediate_size", given, given is None, f"left out: model.{MATCH} sets it")
     own_width = int(HyperMLPConfig(**settings).intermediate_size or 0)
-    target, count = _parameter_count(settings | {"mixer": mixer}), _parameter_count(settings)
+    target = _parameter_count(settings | {"mixer": mixer, "canon": ""})
+    count = _parameter_count(settings)
     per_column = _parameter_count(settings | {"intermediate_size": own_width + 1}) - count
     matched = settings | {"intermediate_size": own_width + round((target - count) / per_column)}
     reachable = f"a mixer whose parameter count ({target:,}) some MLP width reaches; this model has {count:,}"
@@ -306,13 +310,29 @@ def _override(content: dict[str, Any], override: str) -> None:
     target[key] = _yaml(value, f"--set {override}: the value")
 
 
+def _is_family(name: Any) -> bool:
+    """Return whether a key of a table of rates is a pattern such as "S-*" that some mixer matches."""
+    known = (*PAPER_ROWS, *BASELINES)
+    return isinstance(name, str) and "*" in name and any(fnmatch.fnmatchcase(each, name) for each in known)
+
+
+def _rate_key(rates: dict[str, Any], mixer: Any) -> str:
+    """Return the key of a mixer's rate: its name, else the longest pattern it matches, else "default"."""
+    if not isinstance(mixer, str):
+        return "default"
+    families = sorted(filter(_is_family, rates), key=len, reverse=True)
+    matching = (name for name in families if fnmatch.fnmatchcase(mixer, name))
+    return mixer if mixer in rates else next(matching, "default")
+
+
 def _resolve_rates(training: dict[str, Any], mixer: Any) -> None:
     """Replace, in place, a table of learning rates by the rate of ``mixer``, and a percentage by a number."""
     rates, least = training.get("learning_rate"), training.get("min_learning_rate")
     if isinstance(rates, dict):
         for name in rates.keys() - {"default"}:
-            mixer_name(name)  # raises for a misspelt name, which would otherwise have no effect
-        key = mixer if isinstance(mixer, str) and mixer in rates else "default"
+            if not _is_family(name):
+                mixer_name(name)  # raises for a misspelt name, which would otherwise have no effect
+        key = _rate_key(rates, mixer)
         require(
             "model.mixer",
             mixer,

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hypermlp.layers import build_mixer
+from hypermlp.layers.baselines.fox import forgetting_attention
 from hypermlp.layers.baselines.gsa import slot_attention
 from hypermlp.layers.baselines.path import path_scores
 from hypermlp.layers.baselines.recurrence import delta_rule, diagonal_plus_rank_one, gated_attention
@@ -183,6 +184,18 @@ def test_path():
         ),
         [q, k, v, w, beta],
     )
+
+
+def test_fox():
+    from fla.ops.forgetting_attn.naive import naive_forgetting_attn
+
+    inputs = [*(normal(B, T, H, K, seed=seed) for seed in range(3)), decay(B, T, H, strength=1.0)]
+    mask = torch.ones(T, T, dtype=torch.bool).tril()[None, None]
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+        return turned(forgetting_attention(turned(q), turned(k), turned(v), turned(g), mask))
+
+    assert_same(ours, naive_forgetting_attn, inputs)
 
 
 def test_softmax(qkv):

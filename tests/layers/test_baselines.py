@@ -14,7 +14,7 @@ from hypermlp.layers.registry import BASELINES, mixer_config
 from hypermlp.testing import assert_close, randomise_
 
 HIDDEN, LENGTH = 32, 83  # more than one chunk, the last one shorter
-KEY_VALUE = ["softmax", "softmax-naive", "diff"]
+KEY_VALUE = ["softmax", "softmax-naive", "diff", "fox"]
 
 
 def make(name: str, dtype: torch.dtype = torch.float64, **settings) -> Baseline:

@@ -21,15 +21,19 @@ def _write(folder, cell, results):
 
 @pytest.fixture(scope="session")
 def write_lm():
-    """``write_lm(folder, cell, loss)`` writes the record of a language model; loss None means divergence."""
+    """``write_lm(folder, cell, loss)`` writes the record of a language model; loss None means divergence.
 
-    def write(folder, cell, loss):
+    Further results may follow.
+    """
+
+    def write(folder, cell, loss, **more):
         if loss is None:
             _write(folder, cell, {"loss": None, "diverged": "made up", "seconds": 1.0})
             return
         curve = [[step, loss + 3 * math.exp(-step / 100)] for step in range(50, 601, 50)]
         results = {"loss": loss, "curves": {"validation": curve}, "data_digest": "d"}
-        _write(folder, cell, {**results, "parameters": 1_000_000, "forward_flops_per_token": 2_000_000})
+        costs = {"parameters": 1_000_000, "forward_flops_per_token": 2_000_000, "tokens": 5_000_000}
+        _write(folder, cell, results | costs | more)
 
     return write
 
@@ -41,6 +45,6 @@ def made_up(tmp_path_factory, write_lm):
     for cell in lm_cells(SIZES["mini"], ROWS, CLAIMED):
         paper = PAPER_ROWS[PAPER_LABEL.get(cell.mixer, cell.mixer)].loss
         write_lm(folder, cell, paper + noise.gauss(0, 1e-3))
-    for cell in cells("R-12o!", GRIDS["smoke"], ["compression", "memorization"]):
+    for cell in cells("R-12o!", GRIDS["mini"], ["compression", "memorization"]):
         _write(folder / "mad", cell, {"score": 0.5})
     return folder

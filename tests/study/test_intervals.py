@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from hypermlp.study.claims import AGAINST, CLAIMED, CLAIMS, SUPPORTED, UNDECIDED, judge
+from hypermlp.study.claims import CLAIMED, CLAIMS, REFUTED, SUPPORTED, UNDECIDED, judge
 from hypermlp.study.intervals import paired_effects, ranks, spearman, t975
 from hypermlp.study.protocol import ROWS, TUNING_ROWS
 
@@ -60,12 +60,12 @@ def test_verdicts():
     softmax, mixing, lag, *_ = judge(losses(R_cg_q=2.5, G_cg_q=2.4, R_c=2.04, R_12x=3.0, G_12x=1.9, S_c=2.04))
     assert softmax.verdict == SUPPORTED  # all pairs within the margin
     assert mixing.verdict == SUPPORTED
-    assert lag.verdict == AGAINST  # one pair speaks against it
-    assert [pair.verdict for pair in lag.pairs] == [SUPPORTED, AGAINST]
+    assert lag.verdict == REFUTED  # one pair speaks against it
+    assert [effect.verdict for effect in lag.effects] == [SUPPORTED, REFUTED]
 
 
 def test_softmax_is_essential_if_relu_is_far_off():
-    assert judge(losses(R_c=2.2))[0].verdict == AGAINST
+    assert judge(losses(R_c=2.2))[0].verdict == REFUTED
 
 
 def test_no_difference_decides_nothing():
@@ -76,7 +76,8 @@ def test_a_pair_that_was_not_run_leaves_the_claim_open():
     found = losses(R_12x=3.0, G_12x=3.0)
     del found["G-12o!"]
     assert judge(found)[2].verdict == UNDECIDED
-    assert len(judge(found)[2].pairs) == 1
+    assert len(judge(found)[2].effects) == 1
+    assert judge(found)[2].missing == (("G-12!", "G-12o!"),)
 
 
 def test_the_claims_use_rows_of_the_study_and_none_that_the_rate_was_tuned_on():

@@ -34,9 +34,9 @@ def test_report_writes_page_table_and_summary(made_up, capsys):
 
 def test_the_papers_own_losses_support_what_they_support(made_up):
     """The paper's claim about QK and VO holds for softmax rows and not for ReLU rows, in its own numbers."""
-    verdicts = {verdict.claim.name: verdict for verdict in read_study(made_up).verdicts}
+    verdicts = {verdict.name: verdict for verdict in read_study(made_up).verdicts}
     assert verdicts["Sequence mixing dominates"].verdict == "supported"
-    assert [pair.verdict for pair in verdicts["Shrink QK, not VO"].pairs] == ["supported", "not supported"]
+    assert [each.verdict for each in verdicts["Shrink QK, not VO"].effects] == ["supported", "refuted"]
 
 
 def test_another_run_is_compared(made_up, tmp_path):
@@ -72,9 +72,9 @@ def test_the_page_in_a_browser(made_up, tmp_path, browser, size):
     (tmp_path / "index.html").write_text(page(study, "The <study>", compare(study, study)))
     view = browser(tmp_path / "index.html", size)
     assert view.locator("h1").inner_text() == "The <study>"
-    assert view.locator(".card").count() == 6
+    assert view.locator(".card").count() == 7
     assert view.locator("svg .series").count() == 35
-    assert view.locator("tbody tr").count() == 35
+    assert view.locator("table").last.locator("tbody tr").count() == 35
     dot = view.locator("svg .dot.G").first
     dot.scroll_into_view_if_needed()
     dot.hover(force=True)  # whichever lies on top there

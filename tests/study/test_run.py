@@ -84,7 +84,7 @@ def test_learning_rates_are_tuned_on_other_rows():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--size", "tiny"], "unknown size 'tiny'; allowed: smoke, mini, headline, full"),
+        (["--size", "tiny"], "unknown size 'tiny'; allowed: smoke, mini, headline, full, mixing"),
         (["--labels", "Q"], "unknown mixer 'Q'"),
         (["--jobs", "0"], "--jobs is 0"),
     ],

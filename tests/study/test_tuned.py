@@ -6,8 +6,9 @@ import pytest
 
 from hypermlp.cli import main
 from hypermlp.study.protocol import SIZES, lm_cell
-from hypermlp.study.report import compare, markdown, page, table
+from hypermlp.study.report import compare, markdown, page
 from hypermlp.study.summary import read_study, summary
+from hypermlp.study.tables import study_table
 
 MINI = SIZES["mini"]
 TUNING = {  # row -> learning rate -> loss of seed 1
@@ -42,23 +43,35 @@ def test_rows_report_other_seeds_at_their_best_rate(tuned):
     assert rows["gla"].losses == {2: 2.1, 3: 2.2}
 
 
-def test_a_row_with_one_rate_reports_all_its_seeds(tuned, write_lm):
+def test_a_row_that_is_not_tuned_is_left_out_of_a_tuned_study(tuned, write_lm):
     for seed in (1, 2):
         write_lm(tuned, lm_cell(MINI, "R-c", seed, 4e-3), 1.9)
-    row = read_study(tuned).rows["R-c"]
-    assert list(row.losses) == [1, 2]
-    assert row.rate == 4e-3
+    write_lm(tuned, lm_cell(MINI, "R-c-q", 1, 4e-3), 1.9)
+    write_lm(tuned, lm_cell(MINI, "R-c-q", 1, 8e-3), 1.9)
+    assert read_study(tuned).left_out == {
+        "R-c": "no learning rate has been chosen yet",
+        "R-c-q": "not trained at learning rate 0.016 yet",
+    }
+
+
+def test_a_reported_seed_at_another_rate_is_no_tuning_seed(tuned, write_lm):
+    """Seed 2 was trained at one rate for all rows before rates were tuned."""
+    write_lm(tuned, lm_cell(MINI, "S-p", 2, 1.6e-2), 1.0)
+    row = read_study(tuned).rows["S-p"]
+    assert (row.rate, row.losses) == (8e-3, {2: 1.5, 3: 1.52})
 
 
 def test_the_learning_rate_is_shown_only_where_it_was_tuned(tuned, made_up):
     study, plain = read_study(tuned), read_study(made_up)
-    assert table(study).columns[1] == "learning rate"
-    assert "| S-p | 0.008 | 1,000,000 | 2.00 | 2 | 1.510 (3.067) |" in markdown(study)
+    assert study_table(study).columns[1] == "learning rate"
+    assert "| S-p | 0.008 | 1,000,000 | 2.00 | 2 | 1.510 (3.067) | 240 (5,500) | 360 (10,000) | " in markdown(
+        study
+    )
     assert summary(study)["rows"]["gla"]["learning_rate"] == 1.6e-2
     assert "its own learning rate" in page(study, "tuned")
     assert not plain.tuned
     assert all(row.rate is None for row in plain.rows.values())
-    assert "learning rate" not in table(plain).columns
+    assert "learning rate" not in study_table(plain).columns
     assert "learning_rate" not in summary(plain)["rows"]["S-p"]
     assert "its own learning rate" not in page(plain, "plain")
 
@@ -73,11 +86,11 @@ def test_a_reported_seed_that_diverged_has_no_loss_and_is_counted(tuned, write_l
     write_lm(tuned, lm_cell(MINI, "R-p", 3, 4e-3), None)
     study = read_study(tuned)
     assert study.rows["R-p"].losses == {2: 1.6}
-    assert "| 1 (1 diverged) | 1.600 (3.079) |" in markdown(study)
+    assert "| 1 (1 diverged) | 1.600 (3.079) | " in markdown(study)
     write_lm(tuned, lm_cell(MINI, "R-p", 2, 4e-3), None)
     study = read_study(tuned)
     assert "R-p" not in study.rows
-    assert "Left out: R-p (all reported seeds diverged)." in markdown(study)
+    assert "- No loss for R-p: all reported seeds diverged." in markdown(study)
     assert "all reported seeds diverged" in page(study, "diverged")
     assert json.loads(json.dumps(summary(study), allow_nan=False))["left_out"] == study.left_out
 
@@ -85,26 +98,28 @@ def test_a_reported_seed_that_diverged_has_no_loss_and_is_counted(tuned, write_l
 def test_a_row_that_is_only_tuned_is_left_out(tuned, write_lm):
     for rate in MINI.rates:
         write_lm(tuned, lm_cell(MINI, "S-c", 1, rate), 1.9)
-    assert read_study(tuned).left_out == {"S-c": "only tuning seeds have been run"}
+    assert read_study(tuned).left_out == {"S-c": "only the tuning seed has been run"}
 
 
-def test_a_folder_with_tuning_seeds_alone_has_nothing_to_report(tmp_path, write_lm, capsys):
-    for rate in MINI.rates:
-        write_lm(tmp_path, lm_cell(MINI, "S-p", 1, rate), 1.5)
+def test_a_folder_with_tuning_seeds_alone_shows_their_losses(tmp_path, write_lm, capsys):
+    for rate, loss in zip(MINI.rates, (1.5, 1.4, None), strict=True):
+        write_lm(tmp_path, lm_cell(MINI, "S-p", 1, rate), loss)
+    assert main(["study", "report", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "| label | at 0.004 | at 0.008 | at 0.016 |" in out
+    assert "| S-p | 1.500 | 1.400 | diverged |" in out
+    assert "- No loss for S-p: only the tuning seed has been run." in out
+
+
+def test_diverged_trainings_alone_have_nothing_to_report(tmp_path, write_lm, capsys):
+    write_lm(tmp_path, lm_cell(MINI, "S-p", 2, 8e-3), None)
     assert main(["study", "report", str(tmp_path)]) == 2
-    assert "has no loss to report: only tuning seeds have been run" in capsys.readouterr().err
-
-
-def test_rates_that_no_seed_has_in_common_are_refused(tmp_path, write_lm, tuned):
-    write_lm(tuned, lm_cell(MINI, "R-c", 1, 4e-3), 1.9)
-    write_lm(tuned, lm_cell(MINI, "R-c", 2, 8e-3), 1.9)
-    with pytest.raises(ValueError, match="R-c has the learning rates 0.004, 0.008, but no seed"):
-        read_study(tuned)
+    assert "all trainings diverged" in capsys.readouterr().err
 
 
 def test_rows_with_different_rates_that_were_not_tuned_are_two_studies(tmp_path, write_lm):
-    write_lm(tmp_path, lm_cell(MINI, "S-p", 1, 4e-3), 1.5)
-    write_lm(tmp_path, lm_cell(MINI, "R-p", 1, 8e-3), 1.5)
+    write_lm(tmp_path, lm_cell(MINI, "S-p", 2, 4e-3), 1.5)
+    write_lm(tmp_path, lm_cell(MINI, "R-p", 2, 8e-3), 1.5)
     with pytest.raises(
         ValueError, match="more than one study: training.learning_rate is 0.008 for R-p, 0.004"
     ):

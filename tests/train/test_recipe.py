@@ -68,6 +68,23 @@ def test_a_learning_rate_for_each_mixer(recipe_file, mixer, rate):
     assert table.training.learning_rate == rate
 
 
+@pytest.mark.parametrize(
+    ("mixer", "rate"),
+    [
+        ("S-p", 1e-3),
+        ("S-pc", 2e-3),
+        ("S-c-q", 3e-3),
+        ("G-cg-q-12o", 5e-3),
+        ("gla", 4e-3),
+        ("[S-p, S-p]", 4e-3),
+    ],
+)
+def test_a_learning_rate_for_each_family(recipe_file, mixer, rate):
+    """A mixer has its own rate, else that of the longest pattern that it matches, else the default."""
+    rates = "training.learning_rate={S-*: 3e-3, S-pc*: 2e-3, S-p: 1e-3, G-*: 5e-3, default: 4e-3}"
+    assert load_recipe(str(recipe_file), [rates, f"model.mixer={mixer}"]).training.learning_rate == rate
+
+
 def test_rates_in_yaml(recipe_file):
     content = yaml.safe_load(recipe_file.read_text())
     content["training"] |= {"learning_rate": {"G-cg-q-12o": "4e-3", "S-p": 1e-3}, "min_learning_rate": "5 %"}
@@ -90,6 +107,7 @@ def test_rates_in_yaml(recipe_file):
         ),
         (["training.learning_rate={S-q: 1e-3, default: 1e-3, 3: 1e-3}"], "3"),
         (["training.learning_rate={spp: 1e-3, default: 1e-3}"], "unknown mixer 'spp'"),
+        (["training.learning_rate={Q-*: 1e-3, default: 1e-3}"], r"unknown mixer 'Q-\*'"),
         (["training.learning_rate={default: fast}"], "training.learning_rate is 'fast'; it must be float"),
         (["training.min_learning_rate=ten%"], "training.min_learning_rate, in percent, is 'ten'"),
         (

@@ -1,0 +1,105 @@
+"""Canon layers: short depthwise causal convolutions with a residual, at four places of a block.
+
+Paper: Allen-Zhu, "Physics of Language Models: Part 4.1, Architecture Design and the Magic of Canon Layers"
+(2025). Written from its formulas: ``y[t] = x[t] + sum over lags i < K of weight[:, i] * x[t - i]``, over the
+positions that t sees, with K = 4 taps, no bias and no activation.
+
+Shapes: B batch, T new positions, W width, K taps.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hypermlp.layers.state import DecodingState
+from hypermlp.layers.visibility import Visibility
+from hypermlp.ops.convolution import hide_unseen, tap_rows
+
+TAPS = 4
+PLACES = {
+    "A": "the input of the mixer, after its norm",
+    "B": "the queries, keys and values, before rotation and gates",
+    "C": "the input of the MLP, after its norm",
+    "D": "the hidden units of the MLP, before the activation",
+}
+
+
+class Canon(nn.Module):
+    """One Canon layer, ``[B, T, W] -> [B, T, W]``.
+
+    Example::
+
+        y = Canon(64)(torch.randn(2, 9, 64), visibility)
+    """
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, TAPS))
+        self.initialize_parameters(nn.init, 0.0)
+
+    @torch.no_grad()
+    def initialize_parameters(self, init: Any, std: float) -> None:
+        """Draw the weights as PyTorch does for a convolution of one channel; ``std`` has no effect."""
+        init.uniform_(self.weight, -(TAPS**-0.5), TAPS**-0.5)
+
+    def forward(
+        self, x: Tensor, visibility: Visibility, state: DecodingState | None = None, name: str = "canon"
+    ) -> Tensor:
+        """Add the convolution of ``x`` to it. ``state`` keeps the latest inputs under ``name``."""
+        history, length = TAPS - 1, x.shape[1]
+        rows = x if state is None else state.extended(name, x, needed=history)
+        rows = rows[:, -(history + length) :]
+        rows = F.pad(rows, (0, 0, history + length - rows.shape[1], 0))
+        out = x
+        for lag in range(TAPS):
+            seen = hide_unseen(tap_rows(rows, lag, length), lag, visibility.reach)
+            out = out + seen * self.weight[:, lag]
+        return out.to(x.dtype)
+
+
+class BlockState:
+    """The decoding state of a block with Canon layers: that of its mixer, and one for the convolutions.
+
+    It offers what a cache needs of a ``DecodingState``; what it does not define is read from the mixer's.
+    """
+
+    def __init__(self, mixer: DecodingState, convolutions: DecodingState):
+        self.mixer, self.convolutions = mixer, convolutions
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("mixer", "convolutions"):  # while copying, before they are set
+            raise AttributeError(name)
+        return getattr(self.mixer, name)
+
+    def crop(self, length: int) -> "BlockState":
+        """Forget all but the first ``length`` positions."""
+        if 0 < length < self.mixer.length:
+            self.mixer._check_crop(length)
+            self.convolutions._check_crop(length)  # both raise before either changes
+        self.mixer.crop(length)
+        self.convolutions.crop(length)
+        return self
+
+    def reorder(self, index: Tensor) -> "BlockState":
+        """Make sequence ``index[i]`` sequence i."""
+        self.mixer.reorder(index)
+        self.convolutions.reorder(index)
+        return self
+
+    def repeat(self, times: int) -> "BlockState":
+        """Repeat each sequence ``times`` times in a row."""
+        self.mixer.repeat(times)
+        self.convolutions.repeat(times)
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> "BlockState":
+        """Move or cast, with the arguments of ``Tensor.to``."""
+        self.mixer.to(*args, **kwargs)
+        self.convolutions.to(*args, **kwargs)
+        return self
+
+    def clone(self) -> "BlockState":
+        """Return a copy that can go another way."""
+        return BlockState(self.mixer.clone(), self.convolutions.clone())

@@ -1,0 +1,217 @@
+"""Canon layers: convolutions in a block that decode, pad and pack like everything else."""
+
+import itertools
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from hypermlp.costs.model import (
+    forward_flops_per_token,
+    model_parameter_table,
+    model_parameters,
+    model_state_bytes,
+)
+from hypermlp.layers.canon import PLACES, TAPS, Canon
+from hypermlp.layers.visibility import Visibility
+from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
+from hypermlp.testing import assert_close, randomise_
+from hypermlp.train.recipe import load_recipe
+
+PLACEMENTS = ["A", "B", "C", "D", "ABCD"]
+LENGTH = 17
+
+
+def make(canon="ABCD", mixer="S-p", block="gpt2", **settings):
+    torch.manual_seed(0)
+    config = HyperMLPConfig(
+        mixer=mixer,
+        canon=canon,
+        block=block,
+        hidden_size=16,
+        num_hidden_layers=2,
+        intermediate_size=24,
+        max_position_embeddings=32,
+        vocab_size=50,
+        rank=3,
+        **settings,
+    )
+    return randomise_(HyperMLPForCausalLM(config)).double().eval()
+
+
+def tokens(batch=2, length=LENGTH):
+    return torch.randint(1, 50, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def logits_and_gradients(model, run):
+    out = run()
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=out.dtype)
+    return [out, *torch.autograd.grad((out * weights).sum(), list(model.parameters()))]
+
+
+def in_chunks(model, ids, sizes, **settings):
+    cache, outs = DynamicCache(config=model.config), []
+    for chunk in ids.split(list(sizes), dim=1):
+        outs.append(model(chunk, past_key_values=cache, use_cache=True, **settings).logits)
+    return torch.cat(outs, dim=1)
+
+
+def test_the_formula():
+    layer, x = Canon(3).double(), torch.randn(1, 6, 3, dtype=torch.float64)
+    starts = torch.tensor([[0, 0, 0, 3, 3, 3]])
+    out = layer(x, Visibility(starts, past=0, new=6, device=x.device))
+    for t in range(6):
+        first = int(starts[0, t])
+        lags = [lag for lag in range(TAPS) if t - lag >= first]
+        expected = x[0, t] + sum(layer.weight[:, lag] * x[0, t - lag] for lag in lags)
+        assert_close(out[0, t], expected, tolerance=1e-12)
+
+
+@pytest.mark.parametrize("sizes", [(LENGTH,), (1,) * LENGTH, (2, 1, 5, 9), (4, *[1] * 13)], ids=str)
+@pytest.mark.parametrize("canon", PLACEMENTS)
+def test_decoding_is_the_forward_pass(canon, sizes):
+    model, ids = make(canon), tokens()
+    full = logits_and_gradients(model, lambda: model(ids, use_cache=False).logits)
+    cut = logits_and_gradients(model, lambda: in_chunks(model, ids, sizes))
+    for mine, expected in zip(cut, full, strict=True):
+        assert_close(mine, expected, tolerance=1e-9)
+    with torch.no_grad():  # the state is then written in place
+        assert_close(in_chunks(model, ids, sizes), full[0], tolerance=1e-10)
+
+
+@pytest.mark.parametrize("mixer", ["G-cg-q-12o", "S-pc", ["R-12o!", "S-p"]], ids=str)
+@pytest.mark.parametrize("block", ["gpt2", "llama"])
+def test_any_label_and_block(mixer, block):
+    model, ids = make("ABCD", mixer, block), tokens()
+    with torch.no_grad():
+        assert_close(in_chunks(model, ids, (5, 1, 1, 10)), model(ids).logits, tolerance=1e-10)
+
+
+@pytest.mark.parametrize("mixer", ["gla", "fox"])
+def test_baselines_have_canon_layers_outside_the_mixer(mixer):
+    model, ids = make("ACD", mixer), tokens()
+    with torch.no_grad():
+        assert_close(in_chunks(model, ids, (5, 1, 1, 10)), model(ids).logits, tolerance=1e-10)
+    with pytest.raises(ValueError, match="without B in a model with baselines"):
+        make("AB", mixer)
+
+
+@pytest.mark.parametrize("canon", PLACEMENTS)
+def test_left_padding_changes_nothing(canon):
+    model, ids = make(canon), tokens()
+    padded = torch.cat([torch.zeros(2, 5, dtype=torch.int64), ids], dim=1)
+    mask = (padded != 0).long()
+    with torch.no_grad():
+        out = model(padded, attention_mask=mask).logits[:, 5:]
+        assert_close(out, model(ids).logits, tolerance=1e-10)
+        steps, cache = [], DynamicCache(config=model.config)
+        for first, last in itertools.pairwise([0, 3, 6, 7, 8, 22]):
+            steps.append(
+                model(
+                    padded[:, first:last],
+                    attention_mask=mask[:, :last],
+                    past_key_values=cache,
+                    use_cache=True,
+                ).logits
+            )
+    assert_close(torch.cat(steps, dim=1)[:, 5:], out, tolerance=1e-10)
+
+
+@pytest.mark.parametrize("canon", PLACEMENTS)
+def test_packed_documents_are_each_alone(canon):
+    model, ids = make(canon), tokens(batch=1)
+    cuts = [0, 2, 3, 11, LENGTH]
+    documents = torch.cat([torch.full((1, b - a), a) for a, b in itertools.pairwise(cuts)], dim=1)
+    packed = logits_and_gradients(model, lambda: model(ids, document_ids=documents, use_cache=False).logits)
+    alone = logits_and_gradients(
+        model,
+        lambda: torch.cat(
+            [model(ids[:, a:b], use_cache=False).logits for a, b in itertools.pairwise(cuts)], dim=1
+        ),
+    )
+    for mine, expected in zip(packed, alone, strict=True):
+        assert_close(mine, expected, tolerance=1e-9)
+
+
+def test_the_cache_can_be_cropped_reordered_and_repeated():
+    model, ids = make(), tokens()
+    with torch.no_grad():
+        full = model(ids).logits
+        cache = DynamicCache(config=model.config)
+        model(ids[:, :12], past_key_values=cache, use_cache=True)
+        cache.crop(-5)
+        out = model(ids[:, 7:], past_key_values=cache, use_cache=True).logits
+        assert_close(out, full[:, 7:], tolerance=1e-10)
+        cache = DynamicCache(config=model.config)
+        model(ids[:, :9], past_key_values=cache, use_cache=True)
+        cache.reorder_cache(torch.tensor([1, 0]))
+        out = model(ids[[1, 0], 9:], past_key_values=cache, use_cache=True).logits
+        assert_close(out, full[[1, 0], 9:], tolerance=1e-10)
+        cache = DynamicCache(config=model.config)
+        model(ids[:, :9], past_key_values=cache, use_cache=True)
+        cache.batch_repeat_interleave(2)
+        out = model(ids[[0, 0, 1, 1], 9:], past_key_values=cache, use_cache=True).logits
+        assert_close(out, full[[0, 0, 1, 1], 9:], tolerance=1e-10)
+
+
+def test_generation_and_saving(tmp_path):
+    model, ids = make(pad_token_id=0).float(), tokens(length=6)
+    cached = model.generate(ids, max_new_tokens=8, do_sample=False)
+    for end in range(6, cached.shape[1]):
+        with torch.no_grad():
+            assert (model(cached[:, :end], use_cache=False).logits[:, -1].argmax(-1) == cached[:, end]).all()
+    model.save_pretrained(tmp_path)
+    again = HyperMLPForCausalLM.from_pretrained(tmp_path)
+    assert again.config.canon == "ABCD"
+    assert_close(again(ids).logits, model(ids).logits, tolerance=1e-6)
+
+
+def test_gradient_checkpointing():
+    model, ids = make(), tokens()
+    plain = logits_and_gradients(model, lambda: model(ids, use_cache=False).logits)
+    model.train()
+    model.gradient_checkpointing_enable()
+    again = logits_and_gradients(model, lambda: model(ids, use_cache=False).logits)
+    for mine, expected in zip(again, plain, strict=True):
+        assert_close(mine, expected, tolerance=1e-10)
+
+
+@pytest.mark.parametrize("block", ["gpt2", "llama"])
+@pytest.mark.parametrize("canon", PLACEMENTS)
+def test_costs(canon, block):
+    model, plain = make(canon, block=block), make("", block=block)
+    assert model_parameters(model.config) == sum(parameter.numel() for parameter in model.parameters())
+    added = model_parameters(model.config) - model_parameters(plain.config)
+    difference = [forward_flops_per_token(each.config, 16) for each in (model, plain)]
+    assert difference[0] - difference[1] == 2 * added  # each tap is one multiply-add at every position
+    assert model_state_bytes(model.config, 16) > model_state_bytes(plain.config, 16)
+    assert "canon" in "".join(part for part, count in model_parameter_table(model.config).items() if count)
+
+
+def test_a_new_model_has_the_initial_values_of_a_convolution():
+    config = HyperMLPConfig(mixer="S-p", canon="ABCD", hidden_size=64, num_hidden_layers=1, vocab_size=50)
+    model = HyperMLPForCausalLM(config)
+    weights = [model.model.layers[0].canon["A"].weight, model.model.layers[0].mixer.canon.weight]
+    for weight in weights:
+        assert 0.4 < weight.abs().max() <= 0.5
+        assert abs(weight.mean()) < 0.1
+
+
+def test_equal_parameters_with_canon_layers():
+    recipe = load_recipe(
+        "cpu-mini", ["model.mixer=S-p", "model.canon=ABCD", "model.match_parameters=G-cg-q-12o"]
+    )
+    ours = load_recipe("cpu-mini").model_config(257)
+    found = model_parameters(recipe.model_config(257))
+    assert abs(found / model_parameters(ours) - 1) < 0.005
+
+
+@pytest.mark.parametrize("canon", ["BA", "AA", "E", "abcd"])
+def test_wrong_places_are_refused(canon):
+    with pytest.raises(ValueError, match=f"canon is '{canon}'; it must be letters of {''.join(PLACES)}"):
+        make(canon)
+
+
+def test_registers_are_refused():
+    with pytest.raises(ValueError, match="registers are not part of the sequence"):
+        make("B", num_registers=2)

@@ -1,0 +1,67 @@
+"""The size ``mixing``: the headline comparison with Canon layers, FoX, and HyperGLU without convolution."""
+
+import dataclasses
+
+import pytest
+
+from hypermlp.cli import main
+from hypermlp.costs.model import model_parameters
+from hypermlp.jobs.cells import record_path, recorded
+from hypermlp.study import protocol
+from hypermlp.study.contrast import contrast_table
+from hypermlp.study.missing import missing
+from hypermlp.study.protocol import SIZES, find_rows, lm_cell
+from hypermlp.study.summary import read_study
+from hypermlp.train.recipe import Recipe, build
+
+HEADLINE, MIXING = SIZES["headline"], SIZES["mixing"]
+
+
+def test_both_sizes_share_their_cells(tmp_path):
+    assert set(HEADLINE.rows) < set(MIXING.rows)
+    for row in HEADLINE.rows:
+        one, other = (lm_cell(size, row, 2, 8e-3) for size in (HEADLINE, MIXING))
+        assert record_path(tmp_path, one) == record_path(tmp_path, other)
+
+
+def test_all_rows_have_equal_parameters():
+    recipes = {row: build(Recipe, lm_cell(MIXING, row, 2, 8e-3).recipe, "") for row in MIXING.rows}
+    counts = {row: model_parameters(recipe.model_config(257)) for row, recipe in recipes.items()}
+    assert all(abs(count / counts["G-cg-q-12o"] - 1) < 0.005 for count in counts.values()), counts
+    assert recipes["S-p+canon"].model["canon"] == "ABCD"
+    assert "canon" not in recipes["S-p"].model
+
+
+def test_one_table_has_the_rows_of_both_sizes(tmp_path, write_lm):
+    for row, loss in (("G-cg-q-12o", 1.1), ("S-p+canon", 1.15), ("fox", 1.2)):
+        for rate in MIXING.rates:
+            write_lm(tmp_path, lm_cell(MIXING, row, 1, rate), loss + abs(rate - 8e-3))
+        for seed in MIXING.seeds:
+            write_lm(tmp_path, lm_cell(MIXING, row, seed, 8e-3), loss + seed / 100)
+    study = read_study(tmp_path)
+    assert study.size == MIXING
+    lines = {line[0]: line for line in contrast_table(study, "G-cg-q-12o").rows}
+    assert set(lines) == set(MIXING.rows)
+    assert lines["S-p+canon"][5] == "+0.050 (+0.050 to +0.050)"
+    assert missing(study) == ["No language model was trained for S-p, S-pc, R-cg-q-12o, G-g-q-12o."]
+
+
+def test_names_of_rows():
+    assert find_rows(["S-p+canon", "fox"], MIXING) == ["S-p+canon", "fox"]
+    with pytest.raises(ValueError, match="only labels have Canon layers"):
+        find_rows(["fox+canon"], MIXING)
+    with pytest.raises(ValueError, match="unknown mixer"):
+        find_rows(["nothing+canon"], MIXING)
+
+
+@pytest.mark.usefixtures("server")
+def test_the_new_rows_train(tmp_path, monkeypatch):
+    smoke = dataclasses.replace(
+        SIZES["smoke"], rows=("S-p+canon", "fox"), mad="", rates=(1e-3, 2e-3), seeds=(2,)
+    )
+    monkeypatch.setitem(protocol.SIZES, "smoke", smoke)
+    assert main(["study", "run", "--size", "smoke", "--out", str(tmp_path), "--threads", "1"]) == 0
+    for row in smoke.rows:
+        found = [recorded(tmp_path, lm_cell(smoke, row, 2, rate)) for rate in smoke.rates]
+        assert sum(result is not None for result in found) == 1
+    assert main(["study", "report", str(tmp_path)]) == 0
