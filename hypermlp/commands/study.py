@@ -1,4 +1,4 @@
-"""``hypermlp study run``, ``tune``, ``report`` and ``figure``."""
+"""``hypermlp study run``, ``tune``, ``report``, ``figure`` and ``scale``."""
 
 import argparse
 from pathlib import Path
@@ -10,7 +10,7 @@ from hypermlp.mad.protocol import cells, find_grid
 from hypermlp.mad.tasks import TASKS
 from hypermlp.mad.training import work
 from hypermlp.reporting.records import write_record, write_text
-from hypermlp.study import report
+from hypermlp.study import report, scale, scale_report
 from hypermlp.study.figures import write_curves
 from hypermlp.study.lm import run_lm, tune_and_run
 from hypermlp.study.protocol import SIZES, TUNING_ROWS, find_rows, find_size, tuning_cells
@@ -121,3 +121,39 @@ class FigureCommand:
         study = read_study(Path(args.folder))
         for path in write_curves(study, Path(args.out or f"{args.folder}/curves")):
             print(f"wrote {path}")
+
+
+class ScaleCommand:
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--plan", default="full", choices=scale.PLANS, help="smoke: seconds, for tests")
+        parser.add_argument(
+            "--points", nargs="+", default=[], help="sizes by name (default: those with tuned rates)"
+        )
+        parser.add_argument("--out", default="runs/scale", metavar="FOLDER", help="default: runs/scale")
+        parser.add_argument(
+            "--headline",
+            default="docs/results/headline",
+            metavar="FOLDER",
+            help="records of `hypermlp study run --size headline` (default: docs/results/headline)",
+        )
+        parser.add_argument("--report", action="store_true", help="train nothing, report what is recorded")
+        add_worker_options(parser)
+
+    @staticmethod
+    def main(args: argparse.Namespace) -> None:
+        points, folder, headline = (
+            scale.find_points(args.plan, args.points),
+            Path(args.out),
+            Path(args.headline),
+        )
+        if not args.report:
+            for outcome in scale.run_scale(points, folder, headline, chosen_workers(args)):
+                outcome.raise_if_failed()
+        found = scale.read_scale(points, folder, headline)
+        write_text(folder / "index.html", scale_report.page(found, points, "HyperMLP: loss against size"))
+        write_text(folder / "table.md", scale_report.markdown(found, points))
+        write_record(folder / "summary.json", scale_report.summary(found))
+        figures = list(scale_report.write_figure(found, folder / "scaling"))
+        print(scale_report.markdown(found, points))
+        print(f"wrote {', '.join(map(str, figures))}, index.html, table.md and summary.json")
