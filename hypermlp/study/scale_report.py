@@ -227,7 +227,7 @@ def write_figure(found: list[Measured], path: Path) -> Iterator[Path]:
                 continue
             xs = [getattr(each, axis) for each in own]
             effects = [
-                effect for effect in paired_effects([list(each.losses.values()) for each in own]) if effect
+                effect for each in own for effect in paired_effects([list(each.losses.values())]) if effect
             ]
             halves = [effect.high - effect.value if math.isfinite(effect.high) else 0.0 for effect in effects]
             axes.errorbar(
