@@ -45,6 +45,7 @@ COMMANDS = {
     "study run": Command("train the paper's 33 variants, or some of them", "hypermlp study run --size smoke"),
     "study tune": Command("compare learning rates for the study", "hypermlp study tune --jobs 2"),
     "study report": Command("write the study's page", "hypermlp study report runs/study-mini"),
+    "study scale": Command("train several sizes and fit lines", "hypermlp study scale --plan smoke"),
     "study figure": Command("draw the learning curves", "hypermlp study figure runs/study-headline"),
     "verify": Command("measure the paper's statements on the real layer", "hypermlp verify --only lag"),
     "inspect": Command("show a model's memory on a page", "hypermlp inspect runs/demo --prompt 'def f(x):'"),

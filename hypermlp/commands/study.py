@@ -1,4 +1,4 @@
-"""``hypermlp study run``, ``tune``, ``report`` and ``figure``."""
+"""``hypermlp study run``, ``tune``, ``report``, ``figure`` and ``scale``."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from hypermlp.mad.protocol import cells, find_grid
 from hypermlp.mad.tasks import TASKS
 from hypermlp.mad.training import run_cell
 from hypermlp.reporting.records import write_record, write_text
-from hypermlp.study import report
+from hypermlp.study import report, scale, scale_report
 from hypermlp.study.figures import write_curves
 from hypermlp.study.lm import run_lm, tune_and_run
 from hypermlp.study.protocol import SIZES, TUNING_ROWS, find_rows, find_size, tuning_cells
@@ -110,3 +110,30 @@ def figure_command(args: Args) -> None:
     study = read_study(Path(args.folder))
     for path in write_curves(study, Path(args.out or f"{args.folder}/curves")):
         print(f"wrote {path}")
+
+
+@command(
+    Argument("--plan", default="full", choices=scale.PLANS, help="smoke: seconds, for tests"),
+    Argument("--points", nargs="+", default=[], help="sizes by name (default: those with tuned rates)"),
+    Argument("--out", default="runs/scale", metavar="FOLDER", help="default: runs/scale"),
+    Argument(
+        "--headline",
+        default="docs/results/headline",
+        metavar="FOLDER",
+        help="records of `hypermlp study run --size headline` (default: docs/results/headline)",
+    ),
+    Argument("--report", action="store_true", help="train nothing, report what is recorded"),
+    *WORKERS,
+)
+def scale_command(args: Args) -> None:
+    points, folder, headline = scale.find_points(args.plan, args.points), Path(args.out), Path(args.headline)
+    if not args.report:
+        for outcome in scale.run_scale(points, folder, headline, chosen_workers(args)):
+            outcome.raise_if_failed()
+    found = scale.read_scale(points, folder, headline)
+    write_text(folder / "index.html", scale_report.page(found, points, "HyperMLP: loss against size"))
+    write_text(folder / "table.md", scale_report.markdown(found, points))
+    write_record(folder / "summary.json", scale_report.summary(found))
+    figures = list(scale_report.write_figure(found, folder / "scaling"))
+    print(scale_report.markdown(found, points))
+    print(f"wrote {', '.join(map(str, figures))}, index.html, table.md and summary.json")
