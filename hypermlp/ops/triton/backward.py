@@ -235,13 +235,14 @@ def _parameters(
     """Add the gradients of a mix. ``normalised``: the values are divided by rho, but ``sums`` are not."""
     geometry, heads = problem.geometry, mix.left.shape[0]
     residues = geometry.parameter_residues
+    name = "parameters" if residues > 1 else "parameters_scalar"
     options = mix_arguments(mix)
     del options["MIXED"]
     launch(
         gradients.parameters,
-        "parameters",
-        (geometry.slot_tiles("parameters", chunk, residues) * residues, 1, heads),
-        TILES["parameters"],
+        name,
+        (geometry.slot_tiles(name, chunk, residues) * residues, 1, heads),
+        TILES[name],
         before=before,
         after=after,
         stats=sums,

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from hypermlp.ops.arguments import Attention
 from hypermlp.ops.triton import kernels
+from hypermlp.ops.triton.decode import decode
 from hypermlp.ops.triton.launch import Chunk, launch, multiply
 from hypermlp.ops.triton.problem import Problem, mix_arguments
 from hypermlp.ops.triton.saved import saved_size, saved_sums
@@ -12,6 +13,8 @@ from hypermlp.ops.triton.tiles import TILES
 
 def forward(arguments: Attention) -> tuple[Tensor, Tensor]:
     """Return the output ``[B, Tq, H, Dv]`` and the sums that the backward pass needs (``saved_sums``)."""
+    if arguments.q.shape[1] == 1:
+        return decode(arguments)
     q, v = arguments.q, arguments.v
     heads, itemsize = v.shape[2], q.dtype.itemsize
     branches = q.shape[2] // heads

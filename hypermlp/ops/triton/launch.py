@@ -190,7 +190,7 @@ class Geometry:
         self.items_per_chunk = max(1, min(self.batch, fitting))
         self._budget = budget
         # One residue class at a time is fast, but each has gradients of its own to read and write.
-        many_rows = self.items_per_chunk * _settings.rows >= 64 * self.residues
+        many_rows = min(fitting * rows, self.batch * self.num_queries) >= 64 * self.residues
         self.parameter_residues = self.residues if many_rows else 1
 
     def ld(self, num_keys: int) -> int:
@@ -246,7 +246,7 @@ class Geometry:
         """Return into how many parts the slots are split, and the tiles of each."""
         count = self.slot_tiles(name, chunk)
         wanted = -(-_settings.programs // (matrices * self.row_programs(name, chunk)))
-        per_split = max(1, count // wanted)
+        per_split = max(1, round(count / wanted))
         return -(-count // per_split), per_split
 
 

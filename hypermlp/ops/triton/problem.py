@@ -31,14 +31,16 @@ def mix_arguments(mix: Mix | None, index: str = "") -> dict[str, Any]:
     }
 
 
+def contiguous_mix(mix: Mix | None) -> Mix | None:
+    return mix and Mix(*(x.contiguous() for x in mix))
+
+
 class Problem:
     """Tensors with heads first, the geometry of the call, and the launches that both passes have."""
 
     def __init__(self, arguments: Attention, *, bytes_per_cell: int):
         self.dtype, self.score_dtype = arguments.q.dtype, score_dtype(arguments.q.dtype)
-        self.mix1, self.mix2 = (
-            mix and Mix(*(x.contiguous() for x in mix)) for mix in (arguments.mix1, arguments.mix2)
-        )
+        self.mix1, self.mix2 = contiguous_mix(arguments.mix1), contiguous_mix(arguments.mix2)
         self.glu = arguments.activation == "glu"
         self.scaled = self.dtype == torch.float16
         self.eps = arguments.eps

@@ -17,7 +17,8 @@ TILES = {
     "activate": Tile(16, 32, 1),
     "finish": Tile(32, 64, 2),
     "activate_backward": Tile(16, 32, 1),
-    "parameters": Tile(32, 64, 4),
+    "parameters": Tile(32, 32, 4),
+    "parameters_scalar": Tile(32, 32, 4, 1),  # stride 1: a pipeline would need too many registers
 }
 RESIDUES = 8
 """A program takes every eighth row, so that all of its rows are aligned alike: 8 cells are 16 bytes in half
@@ -31,7 +32,7 @@ DECODE_KEYS = 64
 """Keys of one tile when decoding."""
 DECODE_PROGRAMS = 512
 """Decoding is split over keys until each kernel has about as many programs."""
-DECODE_CHANNELS = 128
+DECODE_CHANNELS = 64
 """Channels of a head that one program multiplies when decoding."""
 COLLECT = 256
 """Sums that one program of ``collect`` owns."""
