@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from triton_cases import VARIANTS, Case, all_cases, fast_cases, run
 
 FLOAT32 = 2e-6  # worst relative error against the float64 reference
+SLOW_FORWARD = pytest.param("forward", marks=pytest.mark.slow)
 GUARD = 64  # numbers on both sides of every scratch buffer
 CANARY = 12345.0
 FAST = fast_cases()
@@ -96,7 +97,7 @@ def test_number_of_cases():
     assert len({*all_cases(), *FAST}) >= 400
 
 
-@pytest.mark.parametrize("layout", ["lag", "forward"])
+@pytest.mark.parametrize("layout", ["lag", SLOW_FORWARD])
 def test_float64_is_exact(layout):
     for case in (Case(layout=layout, pattern="packed"), Case("relu", layout=layout, queries=1, keys=70)):
         inputs = case.inputs(torch.float64)
@@ -105,18 +106,17 @@ def test_float64_is_exact(layout):
 
 
 LOW = [
-    pytest.param(dtype, *variant, marks=() if variant in fast else pytest.mark.slow)
-    for dtype, fast in ((torch.bfloat16, [("glu", "12", "lag")]), (torch.float16, [("glu", "12", "lag")]))
+    pytest.param(dtype, *variant, marks=() if variant == ("glu", "12", "lag") else pytest.mark.slow)
+    for dtype in (torch.bfloat16, torch.float16)
     for variant in VARIANTS
 ]
 
 
 @pytest.mark.parametrize(("dtype", "activation", "mixes", "layout"), LOW)
 def test_low_precision_is_no_worse_than_plain_pytorch(dtype, activation, mixes, layout):
-    case = Case(activation, mixes, layout, queries=20, keys=20, rows=16, batch=2)
-    inputs = op_inputs(
-        queries=20, qk_dim=8, vo_dim=8, heads=1, activation=activation, mixes=mixes, dtype=dtype
-    )
+    case = Case(activation, mixes, layout, queries=20, keys=20, rows=32)
+    sizes = {"batch": 1, "heads": 1, "queries": 20, "qk_dim": 8, "vo_dim": 8}
+    inputs = op_inputs(**sizes, activation=activation, mixes=mixes, dtype=dtype)
     plain = inputs.to(dtype).requires_grad()
     out = trace(Attention(*plain, None, activation, layout, 1e-12)).output
     cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -126,7 +126,7 @@ def test_low_precision_is_no_worse_than_plain_pytorch(dtype, activation, mixes, 
         assert_no_worse(a, p, e, what=name)
 
 
-@pytest.mark.parametrize("activation", ["relu", "glu"])
+@pytest.mark.parametrize("activation", [pytest.param("relu", marks=pytest.mark.slow), "glu"])
 def test_float16_does_not_overflow(activation):
     """Scores far beyond 65504, strong scales, large gradients, a row that sees nothing: all results fit."""
     case = Case(activation, pattern="padding", queries=10, keys=10)
@@ -142,6 +142,7 @@ def test_float16_does_not_overflow(activation):
         assert_close(a, e, tolerance=0.02, floor=1e-3, what=name)
 
 
+@pytest.mark.slow
 def test_small_gradients_do_not_vanish_in_float16():
     case = Case(queries=10, keys=10)
     inputs = case.inputs(torch.float16)
@@ -151,6 +152,7 @@ def test_small_gradients_do_not_vanish_in_float16():
         assert_close(a, e, tolerance=0.05, what=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["lag", "forward"])
 def test_chunks_and_splits_do_not_matter(layout):
     inputs = Case().inputs(torch.float64)
@@ -163,7 +165,7 @@ def test_chunks_and_splits_do_not_matter(layout):
 
 def test_program_order_does_not_matter(monkeypatch):
     """Programs of a launch run in a random order: none may depend on another."""
-    case = Case(queries=11, keys=20, pattern="window", batch=2, programs=64)
+    case = Case(queries=6, keys=40, pattern="window", programs=16)
     inputs = case.inputs(torch.float32)
     one = case._replace(queries=1, keys=70, pattern="all")
     expected, expected_one = run(case, inputs), run(one, one.inputs(torch.float32))
@@ -185,7 +187,7 @@ def test_program_order_does_not_matter(monkeypatch):
         assert torch.equal(a, e)
     for a, e in zip(run(one, one.inputs(torch.float32)), expected_one, strict=True):
         assert torch.equal(a, e)
-    assert shuffled[0] > 100
+    assert shuffled[0] > 50
 
 
 @pytest.mark.parametrize("layout", ["lag", "forward"])
@@ -206,6 +208,7 @@ def test_a_wrong_hint_is_found(monkeypatch, hinted, layout):
             hyper_attention(*case.inputs(torch.float32), **case.options(), backend="triton")
 
 
+@pytest.mark.slow
 def test_buffers_begin_aligned():
     """Kernels hint at cells of a buffer; the buffer itself and its rows begin at multiples of 16 cells."""
     case = Case(queries=20, keys=20, batch=2, residues=8, rows=16)
@@ -260,7 +263,7 @@ def test_a_cache_is_read_in_place(monkeypatch):
 
 
 def test_same_input_same_bits():
-    for case in (Case(batch=2, programs=16), Case(queries=1, keys=130, programs=16)):
+    for case in (Case(queries=5, keys=40, programs=8), Case(queries=1, keys=130, programs=8)):
         inputs = case.inputs(torch.float32)
         for first, second in zip(run(case, inputs), run(case, inputs), strict=True):
             assert torch.equal(first, second)
@@ -268,12 +271,15 @@ def test_same_input_same_bits():
 
 @pytest.mark.parametrize("branch", [0, 1])
 def test_nan_is_not_hidden(branch):
-    for queries in (1, 6):
-        inputs = op_inputs(queries=queries, keys=6, heads=1, dtype=torch.float32)
+    for queries in (1, 4):
+        inputs = op_inputs(queries=queries, keys=4, batch=1, heads=1, dtype=torch.float32)
         inputs.q[:, :, branch] = torch.nan
-        assert hyper_attention(*inputs, backend="triton").isnan().all()
+        with Case().settings():
+            out = hyper_attention(*inputs, backend="triton")
+        assert out.isnan().all()
 
 
+@pytest.mark.slow
 def test_zero_input_and_strong_scores_stay_finite():
     case = Case(queries=7, keys=7)
     inputs = case.inputs(torch.float32)
@@ -284,12 +290,12 @@ def test_zero_input_and_strong_scores_stay_finite():
 
 
 def test_opcheck():
-    inputs = op_inputs(queries=4, batch=1, heads=1).requires_grad()
-    for starts in (None, row_starts(torch.tensor([1]), 4, 4, -1)):
-        with Case().settings():
-            flat = Attention(*inputs, starts, "glu", "lag", 1e-12).flatten()
-            checks = torch.library.opcheck(torch.ops.hypermlp.triton.default, flat)
-        assert set(checks.values()) == {"SUCCESS"}
+    inputs = op_inputs(queries=3, batch=1, heads=1).requires_grad()
+    starts = row_starts(torch.tensor([1]), 3, 3, -1)
+    with Case(programs=1).settings():
+        flat = Attention(*inputs, starts, "glu", "lag", 1e-12).flatten()
+        checks = torch.library.opcheck(torch.ops.hypermlp.triton.default, flat)
+    assert set(checks.values()) == {"SUCCESS"}
 
 
 def test_compiles_whole_and_gives_the_same(compiler):
@@ -304,7 +310,7 @@ def test_compiles_whole_and_gives_the_same(compiler):
         assert_close(a, e, tolerance=1e-10)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 def test_autocast_casts_data_and_keeps_parameters(dtype):
     inputs = op_inputs(queries=8, batch=1, heads=1, dtype=torch.float32).requires_grad()
     expected = hyper_attention(*inputs.to(torch.float64), backend="reference")
@@ -316,6 +322,7 @@ def test_autocast_casts_data_and_keeps_parameters(dtype):
     assert all(grad.dtype == torch.float32 for grad in grads)
 
 
+@pytest.mark.slow
 def test_second_derivatives_are_refused():
     inputs = op_inputs(queries=3, batch=1, heads=1).requires_grad()
     (grad,) = torch.autograd.grad(

@@ -22,7 +22,6 @@ from hypermlp.ops.triton.forward import weight_scale
 from hypermlp.ops.triton.launch import Chunk, launch, multiply
 from hypermlp.ops.triton.problem import Problem, heads_first, mix_arguments
 from hypermlp.ops.triton.saved import saved_sums
-from hypermlp.ops.triton.tiles import TILES
 
 LONGEST = 4096.0  # norm of a row of q, in float16, after it took a factor
 
@@ -190,7 +189,7 @@ def _activate_backward(
         gradients.activate_backward,
         "activate_backward",
         (geometry.row_programs("activate_backward", chunk), splits, matrices),
-        TILES["activate_backward"],
+        geometry.tiles["activate_backward"],
         scores=scores,
         grad_weights=grad_weights,
         weights=weights,
@@ -244,7 +243,7 @@ def _parameters(
         gradients.parameters,
         name,
         (geometry.slot_tiles(name, chunk, residues) * residues, 1, heads),
-        TILES[name],
+        geometry.tiles[name],
         before=before,
         after=after,
         stats=sums,

@@ -8,7 +8,6 @@ from hypermlp.ops.triton.decode import decode
 from hypermlp.ops.triton.launch import Chunk, launch, multiply
 from hypermlp.ops.triton.problem import Problem, mix_arguments
 from hypermlp.ops.triton.saved import saved_size, saved_sums
-from hypermlp.ops.triton.tiles import TILES
 
 
 def forward(arguments: Attention) -> tuple[Tensor, Tensor]:
@@ -66,7 +65,7 @@ def _activate(problem: Problem, chunk: Chunk, scores: Tensor, sums1: Tensor, sum
         kernels.activate,
         "activate",
         (geometry.row_programs("activate", chunk), splits, weights.shape[0]),
-        TILES["activate"],
+        geometry.tiles["activate"],
         scores=scores,
         weights=weights,
         stats1=sums1 if problem.width1 else None,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hypermlp.ops.arguments import Attention
 from hypermlp.ops.triton import tiles
-from hypermlp.ops.triton.tiles import TILES, Tile
+from hypermlp.ops.triton.tiles import Tile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,11 +179,13 @@ class Geometry:
         self.lag, self.starts = arguments.layout == "lag", arguments.starts
         # In layout "forward" with starts rows begin anywhere: no residue class is aligned.
         self.residues = _settings.residues if self.lag or self.starts is None else 1
-        widest = max(tile.slots for tile in TILES.values())
+        self.precision = dot_precision(q.dtype)
+        ranks = [mix.left.shape[2] for mix in (arguments.mix1, arguments.mix2) if mix is not None]
+        self.tiles = tiles.choose_tiles(max(ranks, default=0), self.precision)
+        widest = max(tile.slots for tile in self.tiles.values())
         self.pad = _round_up(widest + self.residues, 16)
         self._tail = widest + self.residues
         self._bytes_per_row_cell = bytes_per_cell * self.heads
-        self.precision = dot_precision(q.dtype)
         budget = scratch_budget(q.device)
         rows = min(_settings.rows, self.num_queries)
         fitting = budget // (self._bytes_per_row_cell * rows * self.ld(self.num_keys))
@@ -236,11 +238,11 @@ class Geometry:
 
     def row_programs(self, name: str, chunk: Chunk) -> int:
         """Return the programs that cover the rows of one matrix."""
-        return -(-chunk.num_rows // (TILES[name].rows * self.residues)) * self.residues
+        return -(-chunk.num_rows // (self.tiles[name].rows * self.residues)) * self.residues
 
     def slot_tiles(self, name: str, chunk: Chunk, residues: int | None = None) -> int:
         residues = self.residues if residues is None else residues
-        return -(-(chunk.num_keys + residues - 1) // TILES[name].slots)
+        return -(-(chunk.num_keys + residues - 1) // self.tiles[name].slots)
 
     def splits(self, name: str, chunk: Chunk, matrices: int) -> tuple[int, int]:
         """Return into how many parts the slots are split, and the tiles of each."""

@@ -15,7 +15,7 @@ from hypermlp.ops.triton.backward import backward
 from hypermlp.ops.triton.forward import forward
 from hypermlp.ops.triton.launch import Launch, recording, use_settings
 
-ALLOCATIONS = ("empty", "new_empty", "detach", "_unsafe_view")
+NO_LAUNCH = ("empty", "new_empty", "detach", "promote_types")
 
 
 class Pass(NamedTuple):
@@ -126,5 +126,5 @@ class _Others(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.name().removeprefix("aten::")
-        self.count += not func.is_view and not name.startswith(ALLOCATIONS)
+        self.count += not func.is_view and not name.startswith(NO_LAUNCH)
         return func(*args, **(kwargs or {}))

@@ -13,7 +13,7 @@ from hypermlp.ops.arguments import Attention, Mix
 from hypermlp.ops.triton import kernels, tiles
 from hypermlp.ops.triton.launch import Chunk, Geometry, Scratch, launch, multiply
 from hypermlp.ops.triton.saved import score_dtype, sum_widths
-from hypermlp.ops.triton.tiles import TILES, padded_rank
+from hypermlp.ops.triton.tiles import padded_rank
 
 
 def heads_first(x: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class Problem:
             kernels.inner,
             "inner",
             (self.geometry.row_programs("inner", chunk), splits, matrices),
-            TILES["inner"],
+            self.geometry.tiles["inner"],
             scores=values,
             parameter=parameter,
             num_slots=0 if parameter is None else parameter.shape[1],
@@ -149,7 +149,7 @@ class Problem:
                 self.geometry.slot_tiles("finish", chunk),
                 values.shape[0],
             ),
-            TILES["finish"],
+            self.geometry.tiles["finish"],
             values=values,
             stats=sums,
             norms=sums,

@@ -26,7 +26,13 @@ TABLE = Path(__file__).with_name("resources.json")
 TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100", "gfx942")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 RANKS = (16, 32)
-POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64"}
+POINTERS = {
+    torch.float64: "*fp64",
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int64: "*i64",
+}
 OPTIONS = ("num_warps", "num_stages")
 
 

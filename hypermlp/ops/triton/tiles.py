@@ -20,6 +20,23 @@ TILES = {
     "parameters": Tile(32, 32, 4),
     "parameters_scalar": Tile(32, 32, 4, 1),  # stride 1: a pipeline would need too many registers
 }
+HIGH_RANK_TILES = TILES | {"activate_backward": Tile(16, 32, 2)}
+"""For ranks beyond 16: more warps share the registers."""
+FLOAT32_TILES = TILES | {
+    "activate": Tile(16, 32, 2),
+    "finish": Tile(32, 32, 4),
+    "activate_backward": Tile(16, 32, 4),
+}
+"""For products that no matrix unit computes: more warps share them, too."""
+
+
+def choose_tiles(rank: int, precision: str) -> dict[str, Tile]:
+    """Return the tiles for mixes of this rank, and products of this precision ("ieee" or "tf32")."""
+    if precision == "ieee":
+        return FLOAT32_TILES
+    return HIGH_RANK_TILES if rank > 16 else TILES
+
+
 RESIDUES = 8
 """A program takes every eighth row, so that all of its rows are aligned alike: 8 cells are 16 bytes in half
 precision."""
