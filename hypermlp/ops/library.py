@@ -152,7 +152,8 @@ def register_attention(
         ctx.set_materialize_grads(True)
 
     def run_backward(ctx: Any, grad_out: Tensor, _grad_saved: Tensor) -> tuple[Tensor | None, ...]:
-        given, tensors = ctx.saved_tensors[: len(kept)], ctx.saved_tensors[len(kept) :]
+        tensors = ctx.saved_tensors  # once: checkpointing recomputes them when they are asked for
+        given, tensors = tensors[: len(kept)], tensors[len(kept) :]
         flat = (*tensors, *ctx.settings)
         grads = iter(backward_op(grad_out, *given, *flat))
         present = (None if x is None else next(grads) for x in Attention.unflatten(flat).tensors())
