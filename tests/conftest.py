@@ -15,7 +15,7 @@ import torch
 from hypermlp.ops.dispatch import BACKENDS
 
 # PyTorch caches compiled graphs by the operators' names alone: another version's gradients would be used.
-_SOURCES = sorted((Path(__file__).parents[1] / "hypermlp" / "ops").glob("*.py"))
+_SOURCES = sorted((Path(__file__).parents[1] / "hypermlp" / "ops").rglob("*.py"))
 _VERSION = hashlib.sha256(b"".join(path.read_bytes() for path in _SOURCES)).hexdigest()[:12]
 os.environ.setdefault(
     "TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"hypermlp-inductor-{_VERSION}")
