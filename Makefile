@@ -4,16 +4,22 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 STAMP := $(VENV)/installed
 
-.PHONY: demo test test-all sanitize lint clean
+PYTEST := $(BIN)/python -m pytest --numprocesses 2
+
+.PHONY: demo check test test-all sanitize lint clean
 
 demo: $(STAMP)
 	$(BIN)/hypermlp demo
 
+# The two-minute tier for daily work: lint, types and the fastest nine tenths of the tests.
+check: lint
+	$(PYTEST) -m "not slow and not thorough"
+
 test: lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-all: lint
-	$(BIN)/python -m pytest -m ""
+	$(PYTEST) -m ""
 
 # Run the native kernels under the address and undefined-behaviour sanitizers of g++, over the shapes of the contract.
 # TESTS="-k ..." restricts it.

@@ -61,14 +61,14 @@ COMMANDS = {
 
 
 def implementation(name: str) -> Any:
-    """Import what implements a command: an object with ``add_arguments(parser)`` and ``main(args)``.
+    """Import a command's implementation: its ``arguments``, and ``main(args)``, which runs it.
 
-    By convention, ``flops`` is the module hypermlp.commands.flops, ``gpu-check`` hypermlp.commands.gpu_check,
-    and ``mad run`` is the class RunCommand in the module hypermlp.commands.mad.
+    By convention, ``flops`` is ``main`` in the module hypermlp.commands.flops, ``gpu-check`` ``main`` in
+    hypermlp.commands.gpu_check, and ``mad run`` is ``run_command`` in hypermlp.commands.mad.
     """
-    word, *subcommands = name.replace("-", "_").split()
-    convention = ":".join([f"hypermlp.commands.{word}", *(f"{sub.title()}Command" for sub in subcommands)])
-    return pkgutil.resolve_name(convention)
+    module, _, subcommand = name.replace("-", "_").partition(" ")
+    function = f"{subcommand}_command" if subcommand else "main"
+    return pkgutil.resolve_name(f"hypermlp.commands.{module}:{function}")
 
 
 def explain(words: list[str]) -> int:
@@ -103,7 +103,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog=f"hypermlp {name}", description=command.summary, epilog=f"example: {command.example}"
     )
-    implemented.add_arguments(parser)
+    for argument in implemented.arguments:
+        parser.add_argument(*argument.names, **argument.settings)
     args = parser.parse_args(words[len(name.split()) :])
     try:
         implemented.main(args)

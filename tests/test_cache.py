@@ -38,14 +38,14 @@ def test_kernels_and_data_have_one_root(cache, settings):
     _, root = cache
     assert cache_directory() == root
     assert build.library_path().parent == root / "kernels"
-    assert prepare(settings, quiet=True).folder.parent == root / "data"
+    assert prepare(settings).folder.parent == root / "data"
 
 
 def test_data_of_earlier_revisions_is_found(cache, settings, tmp_path):
     _, root = cache
-    folder = prepare(settings, quiet=True).folder
+    folder = prepare(settings).folder
     earlier = tmp_path / "cache" / "hypermlp-data" / folder.name  # the same for both variables
     earlier.parent.mkdir()
     shutil.move(folder, earlier)
-    assert prepare(settings, quiet=True).folder == earlier
+    assert prepare(settings).folder == earlier
     assert not [path for path in (root / "data").iterdir() if path.is_dir()]

@@ -51,8 +51,14 @@ def table(rows: list[Row]) -> Table:
 
 def body_config(mixer: str, *, hidden: int, layers: int, length: int) -> HyperMLPConfig:
     """Return the configuration of the GPT-2 body with this mixer."""
-    shape: Any = {"hidden_size": hidden, "num_hidden_layers": layers, "max_position_embeddings": length}
-    return HyperMLPConfig(mixer=mixer, vocab_size=VOCAB_SIZE, learned_positions=True, **shape)
+    return HyperMLPConfig(
+        mixer=mixer,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        max_position_embeddings=length,
+        vocab_size=VOCAB_SIZE,
+        learned_positions=True,
+    )
 
 
 def count(mixer: str, config: HyperMLPConfig, batch: int) -> Row:

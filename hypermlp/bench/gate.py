@@ -28,12 +28,8 @@ def check_backend(backend: str) -> int:
     """
     if backend not in BACKENDS:
         raise UserError(f"unknown backend {backend!r}; allowed: {', '.join(map(repr, BACKENDS))}")
-    count = 0
-    for activation, mixes, layout, starts, queries in CASES:
-        request = Request("attention", "cpu", torch.float64, activation, bool(mixes), needs_grad=True)
-        if BACKENDS[backend].refusal(request) is not None:
-            continue
-        count += 1
+    cases = [case for case in CASES if _computes(backend, *case[:2])]
+    for activation, mixes, layout, starts, queries in cases:
         inputs = op_inputs(queries=queries, keys=LENGTH, activation=activation, mixes=mixes).requires_grad()
         settings = {
             "activation": activation,
@@ -50,7 +46,12 @@ def check_backend(backend: str) -> int:
                 f"backend {backend!r} is wrong and will not be timed: {error} ({activation}, mixes {mixes!r},"
                 f" layout {layout!r}, {queries} queries of {LENGTH} positions, {visible})"
             ) from error
-    return count
+    return len(cases)
+
+
+def _computes(backend: str, activation: str, mixes: str) -> bool:
+    request = Request("attention", "cpu", torch.float64, activation, bool(mixes), needs_grad=True)
+    return BACKENDS[backend].refusal(request) is None
 
 
 def _results(inputs: OpInputs, **settings: object) -> list[Tensor]:

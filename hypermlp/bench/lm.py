@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 from collections.abc import Mapping
 
 import torch
@@ -81,7 +82,10 @@ def costs(recipes: Mapping[str, Recipe], prepared: PreparedData, *, rounds: int,
     }
     steps = {name: training_step(recipe, prepared) for name, recipe in recipes.items()}
     kinds = (
-        {name: _forward(model, recipes[name]) for name, model in models.items()},
+        {
+            name: forward_pass(model, random_tokens(vocab_size, *_shape(recipes[name])))
+            for name, model in models.items()
+        },
         {name: _decode(model, recipes[name], rounds) for name, model in models.items()},
         {name: _layer(model, recipes[name]) for name, model in models.items()},
         steps,
@@ -99,12 +103,14 @@ def costs(recipes: Mapping[str, Recipe], prepared: PreparedData, *, rounds: int,
             "train_tokens_per_second": step_tokens(recipes[name]) / train[name],
             "decode_ms": 1000 * decode[name],
             "forward_mflops_per_token": forward_flops_per_token(model.config, context) / 1e6,
-            "profiler_mflops_per_token": profiler_flops_per_token(model, context) / 1e6,
+            # The paper counts with PyTorch's profiler, and without the head.
+            "profiler_mflops_per_token": flops_seen(forward_pass(model.model, tokens)) / context / 1e6,
             "state_bytes": model_state_bytes(model.config, context),
             "train_peak_bytes": peak_bytes(steps[name]),
         }
         for name, model in models.items()
         for context in [recipes[name].data.context]
+        for tokens in [random_tokens(vocab_size, 1, context)]
     ]
 
 
@@ -113,9 +119,14 @@ def cost_table(rows: list[Row]) -> Table:
     return Table.of(rows, COST_COLUMNS)
 
 
+def _shape(recipe: Recipe) -> tuple[int, int]:
+    """Return the sequences and positions of one timed step, which is one micro-batch."""
+    return recipe.training.micro_batch, recipe.data.context
+
+
 def step_tokens(recipe: Recipe) -> int:
-    """Return the tokens of one timed step, which is one micro-batch."""
-    return recipe.training.micro_batch * recipe.data.context
+    """Return the tokens of one timed step."""
+    return math.prod(_shape(recipe))
 
 
 def training_step(recipe: Recipe, prepared: PreparedData) -> Work:
@@ -143,17 +154,10 @@ def training_step(recipe: Recipe, prepared: PreparedData) -> Work:
     return step
 
 
-def _forward(model: HyperMLPForCausalLM, recipe: Recipe) -> Work:
-    tokens = random_tokens(model.config.vocab_size, recipe.training.micro_batch, recipe.data.context)
-    return forward_pass(model, tokens)
-
-
 def _layer(model: HyperMLPForCausalLM, recipe: Recipe) -> Work:
     """Return the forward and backward pass of one mixer alone."""
     layer = copy.deepcopy(model.model.layers[0].mixer).train()
-    x = torch.randn(
-        recipe.training.micro_batch, recipe.data.context, model.config.hidden_size, requires_grad=True
-    )
+    x = torch.randn(*_shape(recipe), model.config.hidden_size, requires_grad=True)
     return lambda: layer(x).sum().backward()
 
 
@@ -169,8 +173,3 @@ def _decode(model: HyperMLPForCausalLM, recipe: Recipe, rounds: int) -> Work:
 
     decode(recipe.data.context - rounds - WARMUPS)
     return lambda: decode(1)
-
-
-def profiler_flops_per_token(model: HyperMLPForCausalLM, context: int) -> float:
-    """Return the FLOPs as the paper counts them: by PyTorch's profiler, without the head."""
-    return flops_seen(forward_pass(model.model, random_tokens(model.config.vocab_size, 1, context))) / context

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -149,10 +149,17 @@ class OpBench:
 
     def _core(self) -> list[Row]:
         case, config = self.case, self._mixer(self.case.length).config
-        shape: Any = {"batch": case.batch, "queries": case.length, "heads": config.num_heads}
-        shape |= {name: getattr(config, name) for name in ("qk_dim", "vo_dim", "rank", "activation")}
-        mixes = ("1" if config.mix1 else "") + ("2" if config.mix2 else "")
-        inputs = op_inputs(**shape, mixes=mixes, dtype=torch.float32).requires_grad()
+        inputs = op_inputs(
+            batch=case.batch,
+            queries=case.length,
+            heads=config.num_heads,
+            qk_dim=config.qk_dim,
+            vo_dim=config.vo_dim,
+            rank=config.rank,
+            activation=config.activation,
+            mixes=("1" if config.mix1 else "") + ("2" if config.mix2 else ""),
+            dtype=torch.float32,
+        ).requires_grad()
         attend = partial(
             hyper_attention,
             *inputs,

@@ -1,6 +1,5 @@
 """``hypermlp bench op``, ``bench table`` and ``bench lm``."""
 
-import argparse
 import itertools
 import json
 import sys
@@ -10,7 +9,17 @@ import torch
 from hypermlp.bench import efficiency, lm, op
 from hypermlp.bench.gate import check_backend
 from hypermlp.bench.measure import WARMUPS
-from hypermlp.commands import shared
+from hypermlp.commands.shared import (
+    DEVICE,
+    SET,
+    Args,
+    Argument,
+    command,
+    measuring,
+    require_at_least,
+    require_measuring,
+    save_record,
+)
 from hypermlp.config import MixerConfig
 from hypermlp.errors import UserError
 from hypermlp.layers.registry import chosen_mixers
@@ -22,74 +31,66 @@ from hypermlp.train.data import prepare
 from hypermlp.train.recipe import Recipe, load_recipe
 
 
-class OpCommand:
+@command(
+    Argument("--label", default="G-cg-q-12o", help="label of our mixer (default: HyperGLU)"),
+    Argument("--batch", type=int, default=2, help="sequences (default: 2)"),
+    Argument("--length", type=int, default=1024, help="positions (default: 1024)"),
+    Argument("--hidden", type=int, default=768, help="width (default: 768)"),
+    Argument(
+        "--softmax-heads",
+        type=int,
+        nargs="+",
+        metavar="HEADS",
+        help="head counts of softmax attention; the fastest one counts (default: 2 and 12)",
+    ),
+    Argument(
+        "--backend", nargs="+", metavar="NAME", help="default: all that are available, except reference"
+    ),
+    Argument("--threads", type=int, help="default: PyTorch's own number"),
+    Argument(
+        "--sweep", action="store_true", help="many sizes instead of one: lengths, widths, threads, decoding"
+    ),
+    *measuring(rounds=15, seconds=20),
+)
+def op_command(args: Args) -> None:
     """``hypermlp bench op``: the operator and the layer against fused softmax attention."""
-
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--label", default="G-cg-q-12o", help="label of our mixer (default: HyperGLU)")
-        parser.add_argument("--batch", type=int, default=2, help="sequences (default: 2)")
-        parser.add_argument("--length", type=int, default=1024, help="positions (default: 1024)")
-        parser.add_argument("--hidden", type=int, default=768, help="width (default: 768)")
-        parser.add_argument(
-            "--softmax-heads",
-            type=int,
-            nargs="+",
-            metavar="HEADS",
-            help="head counts of softmax attention; the fastest one counts (default: 2 and 12)",
-        )
-        parser.add_argument(
-            "--backend", nargs="+", metavar="NAME", help="default: all that are available, except reference"
-        )
-        parser.add_argument("--threads", type=int, help="default: PyTorch's own number")
-        parser.add_argument(
-            "--sweep",
-            action="store_true",
-            help="many sizes instead of one: lengths, widths, threads, decoding",
-        )
-        shared.add_measuring(parser, rounds=15, seconds=20)
-
-    @staticmethod
-    def main(args: argparse.Namespace) -> None:
-        shared.require_at_least(args, batch=1, length=2, hidden=1, threads=1)
-        shared.require_measuring(args, rounds=1)
-        if args.softmax_heads and args.sweep:
-            raise UserError("--softmax-heads does not go with --sweep, which has many widths; drop one")
-        for heads in args.softmax_heads or []:
-            if heads < 1 or args.hidden % heads:
-                raise UserError(f"--softmax-heads has {heads}, which does not divide --hidden {args.hidden}")
-        threads = args.threads or torch.get_num_threads()
-        one_size = op.Case(args.batch, args.length, args.hidden, threads)
-        cases = op.sweep_cases(threads) if args.sweep else [one_size]
-        backends = _op_backends(args, cases)
-        minutes = len(backends) * sum(4 * len(case.parts) for case in cases) * args.seconds / 60
-        print(
-            f"{args.label} against softmax attention in float32; sizes: {len(cases)}; "
-            f"time limit: {max(1, round(minutes))} min",
-            flush=True,
-        )
-        for backend in backends:
-            print(f"{backend}: {check_backend(backend)} cases equal the reference", flush=True)
-        rows = []
-        for done, (case, backend) in enumerate(itertools.product(cases, backends), 1):
-            torch.set_num_threads(case.threads)
-            rows += op.OpBench(
-                args.label,
-                case,
-                backend,
-                softmax_heads=args.softmax_heads,
-                rounds=args.rounds,
-                seconds=args.seconds,
-            ).rows()
-            if args.sweep:
-                print(
-                    f"{done} of {len(cases) * len(backends)}: {backend} {case}", file=sys.stderr, flush=True
-                )
-        print(op.table(rows).markdown())
-        shared.save_record(args.json, "bench-op", vars(args), rows)
+    require_at_least(args, batch=1, length=2, hidden=1, threads=1)
+    require_measuring(args, rounds=1)
+    if args.softmax_heads and args.sweep:
+        raise UserError("--softmax-heads does not go with --sweep, which has many widths; drop one")
+    for heads in args.softmax_heads or []:
+        if heads < 1 or args.hidden % heads:
+            raise UserError(f"--softmax-heads has {heads}, which does not divide --hidden {args.hidden}")
+    threads = args.threads or torch.get_num_threads()
+    one_size = op.Case(args.batch, args.length, args.hidden, threads)
+    cases = op.sweep_cases(threads) if args.sweep else [one_size]
+    backends = _op_backends(args, cases)
+    minutes = len(backends) * sum(4 * len(case.parts) for case in cases) * args.seconds / 60
+    print(
+        f"{args.label} against softmax attention in float32; sizes: {len(cases)}; "
+        f"time limit: {max(1, round(minutes))} min",
+        flush=True,
+    )
+    for backend in backends:
+        print(f"{backend}: {check_backend(backend)} cases equal the reference", flush=True)
+    rows = []
+    for done, (case, backend) in enumerate(itertools.product(cases, backends), 1):
+        torch.set_num_threads(case.threads)
+        rows += op.OpBench(
+            args.label,
+            case,
+            backend,
+            softmax_heads=args.softmax_heads,
+            rounds=args.rounds,
+            seconds=args.seconds,
+        ).rows()
+        if args.sweep:
+            print(f"{done} of {len(cases) * len(backends)}: {backend} {case}", file=sys.stderr, flush=True)
+    print(op.table(rows).markdown())
+    save_record(args.json, "bench-op", vars(args), rows)
 
 
-def _op_backends(args: argparse.Namespace, cases: list[op.Case]) -> list[str]:
+def _op_backends(args: Args, cases: list[op.Case]) -> list[str]:
     """Return the backends to measure. Raises UserError if the label does not fit one of the cases."""
     configs = [
         MixerConfig.from_label(args.label, hidden_size=case.hidden, max_length=case.length) for case in cases
@@ -100,124 +101,108 @@ def _op_backends(args: argparse.Namespace, cases: list[op.Case]) -> list[str]:
     return args.backend or [name for name in able if name != "reference"]
 
 
-class TableCommand:
+@command(
+    Argument(
+        "--mixer", nargs="+", default=["all"], metavar="NAME", help="labels and baselines (default: all)"
+    ),
+    Argument("--count-only", action="store_true", help="count FLOPs and time nothing"),
+    *(
+        Argument(f"--{name}", type=int, default=value, help=f"default, as in the paper: {value}")
+        for name, value in SETTING.items()
+    ),
+    Argument("--batch", type=int, help="default: 8 as in the paper, but 1 to time a CPU"),
+    Argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default=DEVICE,
+        help=f"default here: {DEVICE}; cuda compiles the model, in bfloat16",
+    ),
+    *measuring(
+        rounds=20,
+        seconds=300,
+        json_help="write the results to a record; - with --count-only: print the rows as JSON",
+    ),
+)
+def table_command(args: Args) -> None:
     """``hypermlp bench table``: the paper's efficiency table."""
-
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        parser.add_argument(
-            "--mixer", nargs="+", default=["all"], metavar="NAME", help="labels and baselines (default: all)"
-        )
-        parser.add_argument("--count-only", action="store_true", help="count FLOPs and time nothing")
-        for name, value in SETTING.items():
-            parser.add_argument(
-                f"--{name}", type=int, default=value, help=f"default, as in the paper: {value}"
-            )
-        parser.add_argument("--batch", type=int, help="default: 8 as in the paper, but 1 to time a CPU")
-        parser.add_argument(
-            "--device",
-            choices=("cpu", "cuda"),
-            default=device,
-            help=f"default here: {device}; cuda compiles the model, in bfloat16",
-        )
-        shared.add_measuring(
-            parser,
-            rounds=20,
-            seconds=300,
-            json_help="write the results to a record; - with --count-only: print the rows as JSON",
-        )
-
-    @staticmethod
-    def main(args: argparse.Namespace) -> None:
-        print_json = args.json == "-" and args.count_only
-        if print_json:
-            args.json = None
-        if args.batch is None:
-            args.batch = 8 if args.device == "cuda" or args.count_only else 1
-        shared.require_at_least(args, batch=1, **dict.fromkeys(SETTING, 1))
-        shared.require_measuring(args, rounds=3)
-        if args.device == "cuda" and not torch.cuda.is_available() and not args.count_only:
-            raise UserError("--device is cuda, but there is no GPU; use --device cpu or --count-only")
-        setting = {name: getattr(args, name) for name in SETTING}
-        configs = {mixer: efficiency.body_config(mixer, **setting) for mixer in chosen_mixers(args.mixer)}
-        rows = [efficiency.count(mixer, config, args.batch) for mixer, config in configs.items()]
-        if print_json:
-            print(json.dumps(rows, indent=2))
-            return
-        timing = {name: getattr(args, name) for name in ("batch", "device", "rounds", "seconds")}
-        if not args.count_only:
-            passes = (args.rounds + WARMUPS) * len(configs)
-            print(
-                f"counted; now at most {passes} passes of each kind on {args.device}, "
-                f"{args.seconds:.0f} s beyond the first three rounds",
-                flush=True,
-            )
-            measured = efficiency.measure(configs, length=args.length, **timing)
-            rows = [row | measured[row["mixer"]] for row in rows]
-        print(efficiency.table(rows).markdown())
-        shared.save_record(
-            args.json, "bench-table", {**setting, **timing, "count_only": args.count_only}, rows
-        )
-
-
-class LmCommand:
-    """``hypermlp bench lm``: training throughput; with ``--mixer``, all costs of the named mixers instead."""
-
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--recipe", default="cpu-mini", help="recipe of model, data and batch (default: cpu-mini)"
-        )
-        parser.add_argument(
-            "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe"
-        )
-        parser.add_argument(
-            "--mixer", nargs="+", metavar="NAME", help="measure all costs of these mixers, or of all, instead"
-        )
-        parser.add_argument(
-            "--rivals",
-            nargs="+",
-            default=["S-p", "S"],
-            metavar="LABEL",
-            help="softmax labels to compare with (default: S-p S)",
-        )
-        parser.add_argument(
-            "--rival-heads",
-            type=int,
-            nargs="+",
-            default=[2, 4],
-            metavar="HEADS",
-            help="head counts of the softmax labels (default: 2 4)",
-        )
-        shared.add_measuring(parser, rounds=30, seconds=90)
-
-    @staticmethod
-    def main(args: argparse.Namespace) -> None:
-        shared.require_measuring(args, rounds=3)
-        recipe = load_recipe(args.recipe, args.set)
-        if args.mixer:
-            kind, measure, table = "bench-mixers", lm.costs, lm.cost_table
-            recipes = _mixer_recipes(args, recipe)
-        else:
-            kind, measure, table = "bench-lm", lm.throughput, lm.throughput_table
-            recipes = _rival_recipes(args, recipe)
+    print_json = args.json == "-" and args.count_only
+    if print_json:
+        args.json = None
+    if args.batch is None:
+        args.batch = 8 if args.device == "cuda" or args.count_only else 1
+    require_at_least(args, batch=1, **dict.fromkeys(SETTING, 1))
+    require_measuring(args, rounds=3)
+    if args.device == "cuda" and not torch.cuda.is_available() and not args.count_only:
+        raise UserError("--device is cuda, but there is no GPU; use --device cpu or --count-only")
+    setting = {name: getattr(args, name) for name in SETTING}
+    configs = {mixer: efficiency.body_config(mixer, **setting) for mixer in chosen_mixers(args.mixer)}
+    rows = [efficiency.count(mixer, config, args.batch) for mixer, config in configs.items()]
+    if print_json:
+        print(json.dumps(rows, indent=2))
+        return
+    timing = {name: getattr(args, name) for name in ("batch", "device", "rounds", "seconds")}
+    if not args.count_only:
+        passes = (args.rounds + WARMUPS) * len(configs)
         print(
-            f"{recipe.name}: {len(recipes)} models, steps of {lm.step_tokens(recipe):,} tokens, "
-            f"{torch.get_num_threads()} threads, {args.seconds:.0f} s of timing at most",
+            f"counted; now at most {passes} passes of each kind on {args.device}, "
+            f"{args.seconds:.0f} s beyond the first three rounds",
             flush=True,
         )
-        limits = {"rounds": args.rounds, "seconds": args.seconds}
-        rows = measure(recipes, prepare(recipe.data), **limits)
-        print(table(rows).markdown())
-        shared.save_record(args.json, kind, {"recipe": recipe.to_dict(), **limits}, rows)
+        measured = efficiency.measure(configs, length=args.length, **timing)
+        rows = [row | measured[row["mixer"]] for row in rows]
+    print(efficiency.table(rows).markdown())
+    save_record(args.json, "bench-table", {**setting, **timing, "count_only": args.count_only}, rows)
 
 
-def _with_mixer(args: argparse.Namespace, mixer: str, *changes: str) -> Recipe:
+@command(
+    Argument("--recipe", default="cpu-mini", help="recipe of model, data and batch (default: cpu-mini)"),
+    SET,
+    Argument(
+        "--mixer", nargs="+", metavar="NAME", help="measure all costs of these mixers, or of all, instead"
+    ),
+    Argument(
+        "--rivals",
+        nargs="+",
+        default=["S-p", "S"],
+        metavar="LABEL",
+        help="softmax labels to compare with (default: S-p S)",
+    ),
+    Argument(
+        "--rival-heads",
+        type=int,
+        nargs="+",
+        default=[2, 4],
+        metavar="HEADS",
+        help="head counts of the softmax labels (default: 2 4)",
+    ),
+    *measuring(rounds=30, seconds=90),
+)
+def lm_command(args: Args) -> None:
+    """``hypermlp bench lm``: training throughput; with ``--mixer``, all costs of the named mixers instead."""
+    require_measuring(args, rounds=3)
+    recipe = load_recipe(args.recipe, args.set)
+    if args.mixer:
+        kind, measure, table = "bench-mixers", lm.costs, lm.cost_table
+        recipes = _mixer_recipes(args, recipe)
+    else:
+        kind, measure, table = "bench-lm", lm.throughput, lm.throughput_table
+        recipes = _rival_recipes(args, recipe)
+    print(
+        f"{recipe.name}: {len(recipes)} models, steps of {lm.step_tokens(recipe):,} tokens, "
+        f"{torch.get_num_threads()} threads, {args.seconds:.0f} s of timing at most",
+        flush=True,
+    )
+    limits = {"rounds": args.rounds, "seconds": args.seconds}
+    rows = measure(recipes, prepare(recipe.data), **limits)
+    print(table(rows).markdown())
+    save_record(args.json, kind, {"recipe": recipe.to_dict(), **limits}, rows)
+
+
+def _with_mixer(args: Args, mixer: str, *changes: str) -> Recipe:
     return load_recipe(args.recipe, [*args.set, f"model.mixer={json.dumps(mixer)}", *changes])
 
 
-def _rival_recipes(args: argparse.Namespace, recipe: Recipe) -> dict[str, Recipe]:
+def _rival_recipes(args: Args, recipe: Recipe) -> dict[str, Recipe]:
     """Return the recipe itself, then the same with softmax attention."""
     return {str(recipe.model.get("mixer", "G-cg-q-12o")): recipe} | {
         f"{label}, {heads} heads": _with_mixer(args, label, f"model.num_heads={heads}")
@@ -225,7 +210,7 @@ def _rival_recipes(args: argparse.Namespace, recipe: Recipe) -> dict[str, Recipe
     }
 
 
-def _mixer_recipes(args: argparse.Namespace, recipe: Recipe) -> dict[str, Recipe]:
+def _mixer_recipes(args: Args, recipe: Recipe) -> dict[str, Recipe]:
     """Return the recipe with each mixer. Raises UserError if a mixer does not fit, before anything runs."""
     recipes = {mixer: _with_mixer(args, mixer) for mixer in chosen_mixers(args.mixer)}
     for changed in recipes.values():

@@ -1,16 +1,15 @@
 """``hypermlp build``: build the CPU kernels before their first use, and report."""
 
-import argparse
 import time
 
+from hypermlp.commands.shared import Args, Argument, command
 from hypermlp.ops import build, native
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--force", action="store_true", help="build even if the library exists")
-
-
-def main(args: argparse.Namespace) -> None:
+@command(
+    Argument("--force", action="store_true", help="build even if the library exists"),
+)
+def main(args: Args) -> None:
     existed = build.library_path().exists() and not args.force
     began = time.monotonic()
     path = build.build(quiet=True, force=args.force)

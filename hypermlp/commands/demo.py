@@ -1,24 +1,23 @@
 """``hypermlp demo``: show in a few minutes, on any machine, what the package does."""
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
 
 from rich.console import Console
 
+from hypermlp.commands.shared import Args, Argument, command
 from hypermlp.demo import run
 from hypermlp.errors import UserError
 from hypermlp.ops import available_backends
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+@command(
+    Argument(
         "--out", metavar="FOLDER", help="folder of the language model's run (default: a new temporary folder)"
-    )
-
-
-def main(args: argparse.Namespace) -> None:
+    ),
+)
+def main(args: Args) -> None:
     console, began = Console(), time.monotonic()
     console.print("[bold]hypermlp demo[/bold]: about three minutes on two cores; nothing is downloaded")
     console.print(f"operator backends: {', '.join(available_backends())}\n")

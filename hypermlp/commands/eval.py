@@ -1,56 +1,55 @@
 """``hypermlp eval``: checkpoints under lm-evaluation-harness, side by side."""
 
-import argparse
 import os
 import sys
 from functools import partial
 from typing import Any
 
-import torch
-
-from hypermlp.commands.shared import require_at_least, require_writable, save_record
+from hypermlp.commands.shared import (
+    DEVICE,
+    Args,
+    Argument,
+    command,
+    require_at_least,
+    require_writable,
+    save_record,
+)
 from hypermlp.errors import UserError
 from hypermlp.evals import run, suites
 from hypermlp.evals.table import score_table
 from hypermlp.models.loading import model_folder
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument(
+@command(
+    Argument(
         "checkpoints",
         nargs="*",
         metavar="CHECKPOINT",
         help="runs, folders of save_pretrained, or names on the hub",
-    )
-    parser.add_argument(
+    ),
+    Argument(
         "--suite",
         default="local",
         choices=suites.SUITES,
         help="local (default) needs no network; paper is the paper's table",
-    )
-    parser.add_argument(
-        "--fetch",
-        action="store_true",
-        help="only download the suite's data, for a machine without a network",
-    )
-    parser.add_argument(
-        "--batch", type=int, default=16, help="sequences at once; does not change scores (default: 16)"
-    )
-    parser.add_argument("--max-length", type=int, help="context in tokens (default: the model's)")
-    parser.add_argument("--limit", type=int, help="only so many questions of each task, for a trial")
-    parser.add_argument("--device", default=device, help=f"default here: {device}")
-    parser.add_argument("--json", metavar="FILE", help="write the scores to a record")
-
-
-def main(args: argparse.Namespace) -> None:
+    ),
+    Argument(
+        "--fetch", action="store_true", help="only download the suite's data, for a machine without a network"
+    ),
+    Argument("--batch", type=int, default=16, help="sequences at once; does not change scores (default: 16)"),
+    Argument("--max-length", type=int, help="context in tokens (default: the model's)"),
+    Argument("--limit", type=int, help="evaluate only this many questions of each task, for a trial"),
+    Argument("--device", default=DEVICE, help=f"default here: {DEVICE}"),
+    Argument("--json", metavar="FILE", help="write the scores to a record"),
+)
+def main(args: Args) -> None:
     try:
         from hypermlp.evals.checkpoint import check_device
     except ImportError as error:
         raise UserError(
             f"evaluation needs lm-evaluation-harness: pip install 'hypermlp[eval]' ({error})"
         ) from error
-    # Bound to today's standard output: the harness's own output is redirected while it runs.
+    # Bound to the present standard output, because standard output is redirected while the harness runs.
     tell = partial(print, file=sys.stdout, flush=True)
     require_at_least(args, batch=1, max_length=1, limit=1)
     if args.fetch:

@@ -1,24 +1,21 @@
 """``hypermlp flops``: parameters and FLOPs of a model, part by part."""
 
-import argparse
 import json
 
+from hypermlp.commands.shared import PRINT_JSON, SET, VOCAB, Args, Argument, command
 from hypermlp.costs.model import cost_summary, cost_table
 from hypermlp.costs.plan import recipe_of
 from hypermlp.errors import UserError
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a recipe, a folder with a model, or its config.json")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe"
-    )
-    parser.add_argument("--length", type=int, help="tokens in the sequence (default: the model's context)")
-    parser.add_argument("--vocab", type=int, help="size of the tokenizer, if its name does not determine it")
-    parser.add_argument("--json", choices=("-",), help="print the numbers as JSON")
-
-
-def main(args: argparse.Namespace) -> None:
+@command(
+    Argument("model", help="a recipe, a folder with a model, or its config.json"),
+    SET,
+    Argument("--length", type=int, help="tokens in the sequence (default: the model's context)"),
+    VOCAB,
+    PRINT_JSON,
+)
+def main(args: Args) -> None:
     recipe = recipe_of(args.model, args.set)
     config = recipe.model_config(recipe.vocab_size(args.vocab))
     context = config.max_position_embeddings

@@ -1,6 +1,5 @@
 """``hypermlp info``: versions, device, backends, and why a backend is not available."""
 
-import argparse
 import importlib.metadata
 import json
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 
 from hypermlp import __version__
+from hypermlp.commands.shared import Args, Argument, command
 from hypermlp.errors import UserError
 from hypermlp.ops import build
 from hypermlp.ops.arguments import Request
@@ -56,11 +56,10 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-
-
-def main(args: argparse.Namespace) -> None:
+@command(
+    Argument("--json", action="store_true", help="print JSON instead of text"),
+)
+def main(args: Args) -> None:
     facts = gather()
     if args.json:
         print(json.dumps(facts, indent=2))

@@ -1,11 +1,11 @@
 """``hypermlp inspect``: show the memory of a checkpoint while it reads a prompt, as a page and as figures."""
 
-import argparse
 import sys
 from pathlib import Path
 
 import transformers
 
+from hypermlp.commands.shared import CHECKPOINT, Args, Argument, command, require_at_least
 from hypermlp.errors import UserError
 from hypermlp.inspect import figures
 from hypermlp.inspect.page import page
@@ -16,27 +16,19 @@ from hypermlp.reporting.records import check_writable, write_text
 LARGE = 8  # MB, above which a phone takes long to open the page
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", help="a folder with a model, or a run of `hypermlp train`")
-    parser.add_argument(
-        "--prompt", required=True, help="the text to read; @FILE reads a file, - standard input"
-    )
-    parser.add_argument("--tokens", type=int, help="read only this many tokens of it (default: all)")
-    parser.add_argument(
-        "--out", default="inspect.html", metavar="FILE", help="the page (default: inspect.html)"
-    )
-    parser.add_argument(
-        "--figures", metavar="DIR", help="also write each panel as PNG and SVG (needs matplotlib)"
-    )
-
-
-def main(args: argparse.Namespace) -> None:
+@command(
+    CHECKPOINT,
+    Argument("--prompt", required=True, help="the text to read; @FILE reads a file, - standard input"),
+    Argument("--tokens", type=int, help="read only this many tokens of it (default: all)"),
+    Argument("--out", default="inspect.html", metavar="FILE", help="the page (default: inspect.html)"),
+    Argument("--figures", metavar="DIR", help="also write each panel as PNG and SVG (needs matplotlib)"),
+)
+def main(args: Args) -> None:
     check_writable(args.out)
-    if args.tokens is not None and args.tokens < 2:
-        raise UserError(f"--tokens is {args.tokens}; it must be at least 2")
+    require_at_least(args, tokens=2)
     prompt = read_prompt(args.prompt)
     if args.figures:
-        figures.figure_class()  # raises without matplotlib, before the long work
+        figures.new_figure(1, 1)  # raises without matplotlib, before the long work
         Path(args.figures).mkdir(parents=True, exist_ok=True)
     transformers.logging.disable_progress_bar()
     model, tokenizer = load(args.checkpoint)

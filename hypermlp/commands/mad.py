@@ -1,12 +1,11 @@
 """``hypermlp mad run``, ``compare`` and ``show``."""
 
-import argparse
 import inspect
 import json
 from pathlib import Path
 from typing import Any
 
-from hypermlp.commands.options import add_worker_options, chosen_workers
+from hypermlp.commands.shared import WORKERS, Args, Argument, chosen_workers, command
 from hypermlp.errors import UserError
 from hypermlp.jobs.cells import run_with_progress
 from hypermlp.layers.registry import chosen_mixers
@@ -14,28 +13,33 @@ from hypermlp.mad.mixers import check_mixers, identify
 from hypermlp.mad.protocol import GRIDS, SWITCHES, MadCell, cells, changed, find_grid
 from hypermlp.mad.report import summarize
 from hypermlp.mad.tasks import TASKS, find_task, generate
-from hypermlp.mad.training import work
+from hypermlp.mad.training import run_cell
 
 SHOWN = 24  # tokens in a line of `mad show`
 
 
-def add_run_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--task", nargs="+", default=["all"], help="names of tasks, or all (default)")
-    grids = "; ".join(f"{name}: {grid.about}" for name, grid in GRIDS.items())
-    parser.add_argument("--grid", default="mini", help=grids)
-    example = "such as num_train=51200, learning_rate=5e-4 or width=64"
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help=f"change every cell, {example}"
-    )
-    parser.add_argument(
-        "--out", default="runs/mad", metavar="FOLDER", help="folder of the records (default: runs/mad)"
-    )
-    add_worker_options(parser)
-    for name, allowed in SWITCHES.items():
-        parser.add_argument(f"--{name}", choices=allowed, help="default: the grid's; see docs/mad.md")
+RUN_OPTIONS = (
+    Argument("--task", nargs="+", default=["all"], help="names of tasks, or all (default)"),
+    Argument(
+        "--grid", default="mini", help="; ".join(f"{name}: {grid.about}" for name, grid in GRIDS.items())
+    ),
+    Argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change every cell, such as num_train=51200, learning_rate=5e-4 or width=64",
+    ),
+    Argument("--out", default="runs/mad", metavar="FOLDER", help="folder of the records (default: runs/mad)"),
+    *WORKERS,
+    *(
+        Argument(f"--{name}", choices=allowed, help="default: the grid's; see docs/mad.md")
+        for name, allowed in SWITCHES.items()
+    ),
+)
 
 
-def run(names: list[str], args: argparse.Namespace) -> None:
+def run(names: list[str], args: Args) -> None:
     """Run the benchmark for the named mixers and print the scores."""
     grid, workers = find_grid(args.grid), chosen_workers(args)
     tasks = list(TASKS) if "all" in args.task else args.task
@@ -46,7 +50,7 @@ def run(names: list[str], args: argparse.Namespace) -> None:
         if cell not in wanted:  # a change can make two cells equal
             wanted.append(cell)
     check_mixers(wanted)
-    outcome = run_with_progress(work, wanted, Path(args.out), workers)
+    outcome = run_with_progress(run_cell, wanted, Path(args.out), workers)
     print(summarize(outcome.results))
     with_changes = (
         f", with {', '.join(f'{name} {value}' for name, value in changes.items())}" if changes else ""
@@ -66,47 +70,40 @@ def parse_change(change: str) -> tuple[str, Any]:
         return name, value
 
 
-class RunCommand:
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        mixers = "a label, such as G-cg-q-12o, a baseline, such as gla, or package.module:function"
-        parser.add_argument("--mixer", required=True, help=mixers)
-        add_run_options(parser)
-
-    @staticmethod
-    def main(args: argparse.Namespace) -> None:
-        run([args.mixer], args)
-
-
-class CompareCommand:
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        mixers = "as for `mad run`; all: ours and every baseline"
-        parser.add_argument("mixers", nargs="+", help=mixers)
-        add_run_options(parser)
-
-    @staticmethod
-    def main(args: argparse.Namespace) -> None:
-        run(chosen_mixers(args.mixers), args)
+@command(
+    Argument(
+        "--mixer",
+        required=True,
+        help="a label, such as G-cg-q-12o, a baseline, such as gla, or package.module:function",
+    ),
+    *RUN_OPTIONS,
+)
+def run_command(args: Args) -> None:
+    run([args.mixer], args)
 
 
-class ShowCommand:
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("task", help=", ".join(TASKS))
-        parser.add_argument("--split", default="test", choices=("train", "test"), help="default: test")
+@command(
+    Argument("mixers", nargs="+", help="as for `mad run`; all: ours and every baseline"),
+    *RUN_OPTIONS,
+)
+def compare_command(args: Args) -> None:
+    run(chosen_mixers(args.mixers), args)
 
-    @staticmethod
-    def main(args: argparse.Namespace) -> None:
-        task = find_task(args.task)
-        print(inspect.getdoc(task.make))
-        baseline = ", ".join(f"{name} {getattr(task.baseline, name)}" for name in task.changes)
-        print(f"\nbaseline: {baseline}\n")
-        print(f"an example of the {args.split} split, targets below inputs, - where nothing is scored:\n")
-        example = generate(args.task, split=args.split, num_train=1, num_test=1)
-        inputs, targets = (part[0].tolist() for part in example)
-        for first in range(0, len(inputs), SHOWN):
-            for tokens in (inputs, targets):
-                shown = (token if token >= 0 else "-" for token in tokens[first : first + SHOWN])
-                print(" ".join(f"{token:>3}" for token in shown))
-            print()
+
+@command(
+    Argument("task", help=", ".join(TASKS)),
+    Argument("--split", default="test", choices=("train", "test"), help="default: test"),
+)
+def show_command(args: Args) -> None:
+    task = find_task(args.task)
+    print(inspect.getdoc(task.make))
+    baseline = ", ".join(f"{name} {getattr(task.baseline, name)}" for name in task.changes)
+    print(f"\nbaseline: {baseline}\n")
+    print(f"an example of the {args.split} split, targets below inputs, - where nothing is scored:\n")
+    example = generate(args.task, split=args.split, num_train=1, num_test=1)
+    inputs, targets = (part[0].tolist() for part in example)
+    for first in range(0, len(inputs), SHOWN):
+        for tokens in (inputs, targets):
+            shown = (token if token >= 0 else "-" for token in tokens[first : first + SHOWN])
+            print(" ".join(f"{token:>3}" for token in shown))
+        print()

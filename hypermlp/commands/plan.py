@@ -1,35 +1,32 @@
 """``hypermlp plan``: memory, FLOPs and time that a recipe needs on given GPUs."""
 
-import argparse
 import dataclasses
 import json
 
+from hypermlp.commands.shared import PRINT_JSON, SET, VOCAB, Args, Argument, command
 from hypermlp.costs.plan import GPUS, TEMPLATE, make_plan, plan_table, recipe_of, usual_nodes
 from hypermlp.errors import UserError
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+@command(
+    Argument(
         "recipe",
         help=f"a recipe; or a folder with a model, or its config.json, to be trained like {TEMPLATE}",
-    )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe"
-    )
-    parser.add_argument("--gpu", default="h100", choices=sorted(GPUS), help="type of GPU (default: h100)")
-    parser.add_argument("--count", type=int, default=1, help="number of GPUs (default: 1)")
-    parser.add_argument("--nodes", type=int, help="number of machines (default: with eight GPUs in each)")
-    parser.add_argument(
+    ),
+    SET,
+    Argument("--gpu", default="h100", choices=sorted(GPUS), help="type of GPU (default: h100)"),
+    Argument("--count", type=int, default=1, help="number of GPUs (default: 1)"),
+    Argument("--nodes", type=int, help="number of machines (default: with eight GPUs in each)"),
+    Argument(
         "--utilisation",
         type=float,
         default=0.3,
         help="fraction of the GPU's peak FLOP/s that is reached (default: 0.3, a guess)",
-    )
-    parser.add_argument("--vocab", type=int, help="size of the tokenizer, if its name does not determine it")
-    parser.add_argument("--json", choices=("-",), help="print the numbers as JSON")
-
-
-def main(args: argparse.Namespace) -> None:
+    ),
+    VOCAB,
+    PRINT_JSON,
+)
+def main(args: Args) -> None:
     if args.count < 1 or not 0 < args.utilisation <= 1:
         raise UserError(
             f"--count is {args.count}, --utilisation {args.utilisation}; "

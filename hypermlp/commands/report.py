@@ -1,12 +1,12 @@
 """``hypermlp report``: curves of all runs and a table for every kind of record, on one page."""
 
-import argparse
 import json
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from hypermlp.bench import efficiency, lm, op
+from hypermlp.commands.shared import Args, Argument, command
 from hypermlp.evals.table import score_table
 from hypermlp.mad.protocol import grid_of, read_cell
 from hypermlp.mad.report import summarize
@@ -16,18 +16,17 @@ from hypermlp.reporting.sources import Record, gather
 from hypermlp.reporting.table import Columns, Table
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+@command(
+    Argument(
         "places",
         nargs="+",
         metavar="RUN",
         help="runs of `hypermlp train`, records, or folders that contain them",
-    )
-    parser.add_argument("--out", default="report.html", metavar="FILE", help="default: report.html")
-    parser.add_argument("--title", default="hypermlp: results", help="title of the page")
-
-
-def main(args: argparse.Namespace) -> None:
+    ),
+    Argument("--out", default="report.html", metavar="FILE", help="default: report.html"),
+    Argument("--title", default="hypermlp: results", help="title of the page"),
+)
+def main(args: Args) -> None:
     check_writable(args.out)
     found = gather(args.places)
     write_text(args.out, results_page(found, KINDS, args.title))

@@ -1,6 +1,5 @@
 """``hypermlp sample``: generate text with a saved model and print it token by token."""
 
-import argparse
 import sys
 import time
 from typing import Any
@@ -8,36 +7,34 @@ from typing import Any
 import torch
 import transformers
 
+from hypermlp.commands.shared import CHECKPOINT, Args, Argument, command
 from hypermlp.errors import UserError
 from hypermlp.models.loading import load
 
 USUAL = 200  # tokens
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", help="a folder with a model, or a run of `hypermlp train`")
-    parser.add_argument(
+@command(
+    CHECKPOINT,
+    Argument(
         "prompt",
         nargs="?",
         default="",
         help="the text to continue; - reads it from standard input; without it a new document begins",
-    )
-    parser.add_argument(
+    ),
+    Argument(
         "--tokens", type=int, help=f"number of new tokens (default: {USUAL}, or as many as fit the context)"
-    )
-    parser.add_argument(
+    ),
+    Argument(
         "--temperature",
         type=float,
         default=0.8,
         help="0 takes the most likely token each time (default: 0.8)",
-    )
-    parser.add_argument(
-        "--top-k", type=int, default=50, help="draw from this many most likely tokens (default: 50)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random draws (default: 0)")
-
-
-def main(args: argparse.Namespace) -> None:
+    ),
+    Argument("--top-k", type=int, default=50, help="draw from this many most likely tokens (default: 50)"),
+    Argument("--seed", type=int, default=0, help="seed of the random draws (default: 0)"),
+)
+def main(args: Args) -> None:
     if (args.tokens is not None and args.tokens < 1) or args.temperature < 0 or args.top_k < 1:
         raise UserError(
             f"--tokens is {args.tokens}, --top-k {args.top_k}, --temperature {args.temperature}; "

@@ -1,23 +1,22 @@
 """``hypermlp serve``: serve a model with the OpenAI-compatible server of transformers."""
 
-import argparse
 from pathlib import Path
 
 from huggingface_hub.constants import HF_HUB_CACHE
 
+from hypermlp.commands.shared import CHECKPOINT, Args, Argument, command
 from hypermlp.errors import UserError
 from hypermlp.models import HyperMLPForCausalLM
 from hypermlp.models.loading import model_folder
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", help="a folder with a model, or a run of `hypermlp train`")
-    parser.add_argument("--host", default="localhost", help="address to listen on (default: localhost)")
-    parser.add_argument("--port", type=int, default=8000, help="port to listen on (default: 8000)")
-    parser.add_argument("--device", default="auto", help="cpu, cuda:0, ... (default: auto)")
-
-
-def main(args: argparse.Namespace) -> None:
+@command(
+    CHECKPOINT,
+    Argument("--host", default="localhost", help="address to listen on (default: localhost)"),
+    Argument("--port", type=int, default=8000, help="port to listen on (default: 8000)"),
+    Argument("--device", default="auto", help="cpu, cuda:0, ... (default: auto)"),
+)
+def main(args: Args) -> None:
     folder = model_folder(args.checkpoint).resolve()
     Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # /v1/models fails without it
     try:

@@ -1,34 +1,99 @@
-"""Arguments, checks and output that several commands share."""
+"""What several commands share: how a command is declared, common arguments, checks and records."""
 
 import argparse
+import functools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
 
 from hypermlp.errors import UserError
+from hypermlp.jobs.workers import Cluster, Local, Workers
 from hypermlp.reporting.records import check_writable, new_record, write_record
 
+Args = argparse.Namespace
+"""The parsed arguments of a command."""
+Main = Callable[[Args], None]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-def add_measuring(
-    parser: argparse.ArgumentParser,
-    *,
-    rounds: int,
-    seconds: float,
-    json_help: str = "write the results to a record",
-) -> None:
-    """Add ``--rounds`` and ``--seconds`` with these defaults, and ``--json``."""
-    parser.add_argument(
-        "--rounds", type=int, default=rounds, help=f"time each work at most so often (default: {rounds})"
+
+class Argument:
+    """An argument of a command, given as to ``argparse.ArgumentParser.add_argument``."""
+
+    def __init__(self, *names: str, **settings: Any):
+        self.names, self.settings = names, settings
+
+
+class Implementation(NamedTuple):
+    """A command's arguments, in the order of its help, and the function that runs it."""
+
+    arguments: tuple[Argument, ...]
+    main: Main
+
+
+def command(*arguments: Argument) -> Callable[[Main], Implementation]:
+    """Return a decorator that makes a function the implementation of a command with these arguments.
+
+    Example::
+
+        @command(Argument("--force", action="store_true", help="build even if the library exists"))
+        def main(args): ...
+    """
+    return functools.partial(Implementation, arguments)
+
+
+CHECKPOINT = Argument("checkpoint", help="a folder with a model, or a run of `hypermlp train`")
+SET = Argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe")
+VOCAB = Argument("--vocab", type=int, help="size of the tokenizer, if its name does not determine it")
+PRINT_JSON = Argument("--json", choices=("-",), help="print the numbers as JSON")
+WORKERS = (  # where cells run, and with how many threads and GPUs
+    Argument("--jobs", type=int, default=1, help="cells that run at once (default: 1)"),
+    Argument("--threads", type=int, help="threads of each cell (default: all cores, shared)"),
+    Argument("--device", default="cpu", help="device of local cells (default: cpu)"),
+    Argument("--cluster", metavar="ADDRESS", nargs="?", const="auto", help="run on a Ray cluster instead"),
+    Argument("--gpus", type=float, default=0, help="GPUs of each cell on the cluster (default: 0)"),
+)
+
+
+def chosen_workers(args: Args) -> Workers:
+    """Return the workers that the arguments WORKERS ask for."""
+    if args.jobs < 1 or (args.threads is not None and args.threads < 1):
+        raise UserError(f"--jobs is {args.jobs}, --threads is {args.threads}; both must be 1 or more")
+    if args.gpus < 0 or (args.gpus and not args.cluster):
+        raise UserError(f"--gpus is {args.gpus}; it must be 0 or more, and needs --cluster")
+    try:
+        torch.zeros(1, device=args.device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"--device is {args.device!r}, which is not usable here: {reason}") from error
+    if args.cluster:
+        return Cluster(address=args.cluster, threads=args.threads or 1, gpus=args.gpus)
+    return Local(jobs=args.jobs, threads=args.threads, device=args.device)
+
+
+def measuring(
+    *, rounds: int, seconds: float, json_help: str = "write the results to a record"
+) -> tuple[Argument, ...]:
+    """Return the arguments of a measurement, with these defaults, and ``--json``."""
+    return (
+        Argument(
+            "--rounds",
+            type=int,
+            default=rounds,
+            help=f"largest number of timings of each kind (default: {rounds})",
+        ),
+        Argument(
+            "--seconds",
+            type=float,
+            default=seconds,
+            help=f"stop a series of timings after this many seconds (default: {seconds:g})",
+        ),
+        Argument("--json", metavar="FILE", help=json_help),
     )
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=seconds,
-        help=f"stop a series of rounds after so many seconds (default: {seconds:g})",
-    )
-    parser.add_argument("--json", metavar="FILE", help=json_help)
 
 
-def require_at_least(args: argparse.Namespace, **minimums: int) -> None:
+def require_at_least(args: Args, **minimums: int) -> None:
     """Raise UserError if an argument is below its minimum; an argument that is None was not given."""
     for name, minimum in minimums.items():
         value = getattr(args, name)
@@ -36,8 +101,8 @@ def require_at_least(args: argparse.Namespace, **minimums: int) -> None:
             raise UserError(f"--{name.replace('_', '-')} is {value}; it must be at least {minimum}")
 
 
-def require_measuring(args: argparse.Namespace, *, rounds: int) -> None:
-    """Check the arguments of ``add_measuring``, with ``rounds`` as the minimum of ``--rounds``."""
+def require_measuring(args: Args, *, rounds: int) -> None:
+    """Check the arguments of ``measuring``, with ``rounds`` as the minimum of ``--rounds``."""
     require_at_least(args, rounds=rounds)
     if not 0 < args.seconds < math.inf:
         raise UserError(f"--seconds is {args.seconds}; it must be positive and finite")

@@ -1,33 +1,32 @@
 """``hypermlp train``: train a language model from a recipe, or resume a run."""
 
-import argparse
 from pathlib import Path
 
+from hypermlp.commands.shared import Args, Argument, command
 from hypermlp.train.recipe import load_recipe
 from hypermlp.train.run import is_main_process, train
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", help="a YAML file, or the name of one in recipes/")
-    parser.add_argument(
+@command(
+    Argument("recipe", help="a YAML file, or the name of one in recipes/"),
+    Argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
         help="change a key of the recipe, such as training.steps=100",
-    )
-    parser.add_argument("--out", metavar="FOLDER", help="folder of the run (default: runs/NAME)")
-    parser.add_argument(
+    ),
+    Argument("--out", metavar="FOLDER", help="folder of the run (default: runs/NAME)"),
+    Argument(
         "--resume", action="store_true", help="continue from the newest complete checkpoint, if there is one"
-    )
-    parser.add_argument(
+    ),
+    Argument(
         "--init-from",
         metavar="FOLDER",
         help="begin with the weights of a saved model; ignored if --resume finds a checkpoint",
-    )
-
-
-def main(args: argparse.Namespace) -> None:
+    ),
+)
+def main(args: Args) -> None:
     recipe = load_recipe(args.recipe, args.set)
     folder = Path(args.out) if args.out else Path("runs") / recipe.name
     final = train(recipe, folder, resume=args.resume, init_from=args.init_from)

@@ -1,26 +1,25 @@
 """``hypermlp verify``: measure every statement of the paper that can be computed on the real layer."""
 
-import argparse
 import json
 
+from hypermlp.commands.shared import Args, Argument, command
 from hypermlp.errors import UserError
 from hypermlp.reporting.records import check_writable, write_text
 from hypermlp.theory.verify import INTRODUCTION, run, select, table
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+@command(
+    Argument(
         "--only",
         nargs="+",
         default=[],
         metavar="WORD",
         help="run the checks whose name or statement contains one of these words (default: all)",
-    )
-    parser.add_argument("--json", choices=("-",), help="print a list of JSON objects instead of a table")
-    parser.add_argument("--doc", metavar="FILE", help="also write the table, with an introduction, to a file")
-
-
-def main(args: argparse.Namespace) -> None:
+    ),
+    Argument("--json", choices=("-",), help="print a list of JSON objects instead of a table"),
+    Argument("--doc", metavar="FILE", help="also write the table, with an introduction, to a file"),
+)
+def main(args: Args) -> None:
     if args.doc:
         check_writable(args.doc)
     outcomes = run(select(args.only))

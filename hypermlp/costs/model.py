@@ -5,7 +5,7 @@ The costs of one mixer are in hypermlp/costs/mixer.py; docs/train.md explains th
 
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -122,12 +122,13 @@ def cost_table(summary: dict[str, Any]) -> Table:
     """Return the parameters and FLOPs of a ``cost_summary``, part by part."""
     parameters, flops = summary["parameters"], summary["forward_flops_per_token"]
     total, softmax = sum(flops.values()), summary["softmax_forward_flops_per_token"]
-    rows = []
-    for part in dict.fromkeys((*parameters, *flops)):
-        count, cost = parameters.get(part, 0), flops.get(part, 0)
-        if count or cost:
-            rows.append([part, f"{count:,}", f"{cost / 1e6:.4g}", f"{cost / total:.1%}"])
-    rows += [
+    costs = {part: (parameters.get(part, 0), flops.get(part, 0)) for part in parameters | flops}
+    rows = [
+        *(
+            [part, f"{count:,}", f"{cost / 1e6:.4g}", f"{cost / total:.1%}"]
+            for part, (count, cost) in costs.items()
+            if count or cost
+        ),
         ["all", f"{sum(parameters.values()):,}", f"{total / 1e6:.4g}", ""],
         ["the same with softmax attention", f"{summary['softmax_parameters']:,}", f"{softmax / 1e6:.4g}", ""],
     ]
@@ -137,30 +138,26 @@ def cost_table(summary: dict[str, Any]) -> Table:
 class LiveBytes(TorchDispatchMode):
     """Count the bytes of the tensors that are created in this mode and still alive, and their maximum.
 
-    ``device`` is the type of device whose workspace sizes are assumed.
+    Tensors in ``ignored`` are not counted. ``device`` is the type of device whose workspace sizes are
+    assumed.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, ignored: Iterable[Tensor], device: str) -> None:
         super().__init__()
         self.live = self.peak = 0
         self.device = device
-        self._known: set[int] = set()
+        self._known = {tensor.untyped_storage()._cdata for tensor in ignored}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.hypermlp.blocked_grad.default:  # its workspace is not visible here
-            _grad_out, _inverse_norm, *flat = args
-            workspace = workspace_bytes(self.device, Attention.unflatten(tuple(flat)))
-            self.peak = max(self.peak, self.live + workspace)
+            attention = Attention.unflatten(args[2:])  # after the output's gradient and the inverse norms
+            self.peak = max(self.peak, self.live + workspace_bytes(self.device, attention))
         out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor):
                 self._add(tensor.untyped_storage())
         self.peak = max(self.peak, self.live)
         return out
-
-    def ignore(self, tensor: Tensor) -> None:
-        """Do not count a tensor that was created before."""
-        self._known.add(tensor.untyped_storage()._cdata)
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()
@@ -187,9 +184,8 @@ def step_bytes(recipe: Recipe, config: HyperMLPConfig, accumulation: int, device
             model.gradient_checkpointing_enable()
         tokens = torch.zeros(recipe.training.micro_batch, recipe.data.context, dtype=torch.int64)
         packed = {"document_ids": tokens} if recipe.data.packing == "documents" else {}
-        with LiveBytes(device) as live:
-            for parameter in model.parameters():
-                live.ignore(parameter)
+        with LiveBytes(model.parameters(), device) as live:
             for _ in range(min(accumulation, 2)):  # the second micro-batch starts with all gradients present
-                model(tokens, labels=tokens, shift_labels=tokens, **packed, use_cache=False).loss.backward()
+                targets = {"labels": tokens, "shift_labels": tokens, "skip_logits": True}
+                model(tokens, **targets, **packed, use_cache=False).loss.backward()
     return live.peak

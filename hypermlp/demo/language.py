@@ -1,6 +1,5 @@
 """A small language model learns Python from the standard library, and decodes with and without its cache."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from transformers import set_seed
 from hypermlp.errors import UserError
 from hypermlp.models import HyperMLPForCausalLM
 from hypermlp.models.loading import load
+from hypermlp.reporting.sources import read_run
 from hypermlp.train.data import prepare
 from hypermlp.train.recipe import Recipe
 from hypermlp.train.run import build_model, train
@@ -37,9 +37,8 @@ def learn(recipe: Recipe, folder: Path) -> tuple[HyperMLPForCausalLM, Any, float
     final = train(recipe, folder)
     if final == folder:
         raise UserError("the training was stopped")
-    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    losses = [record["eval_validation_loss"] for record in records if "eval_validation_loss" in record]
-    return *load(str(final)), losses[-1]
+    _, loss = read_run(folder).validation[-1]
+    return *load(str(final)), loss
 
 
 @torch.no_grad()

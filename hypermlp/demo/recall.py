@@ -4,12 +4,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hypermlp import mad
 from hypermlp.mad.backbones import LanguageBackbone
+from hypermlp.mad.protocol import Training
+from hypermlp.mad.training import evaluate, train_step
 
-BATCH, LEARNING_RATE, SOLVED, MOST_STEPS, EVALUATE_EVERY = 32, 1e-3, 0.99, 500, 10
+BATCH, SOLVED, MOST_STEPS, EVALUATE_EVERY = 32, 0.99, 500, 10
+TRAINING = Training(batch_size=BATCH, learning_rate=1e-3, precision="float32")
 MIXERS = {"HyperGLU": "G-cg-q-12o", "softmax with RoPE": "S-p", "softmax": "S"}
 
 
@@ -22,7 +25,7 @@ class Racer:
         self.model = LanguageBackbone(self.label, vocab_size=16, max_length=128)
         # PyTorch's own initialisation: with the benchmark's smaller one, softmax attention takes much longer.
         self.model.embedding.reset_parameters()
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), LEARNING_RATE, weight_decay=0.0)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), TRAINING.learning_rate, weight_decay=0.0)
 
     @property
     def solved(self) -> bool:
@@ -30,17 +33,12 @@ class Racer:
 
     def train(self, inputs: Tensor, targets: Tensor) -> None:
         """Make one optimizer step."""
-        loss = nn.functional.cross_entropy(self.model(inputs).flatten(0, 1), targets.flatten())
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
+        train_step(self.model, self.optimizer, inputs, targets, TRAINING.learning_rate, TRAINING)
         self.step += 1
 
-    @torch.no_grad()
     def evaluate(self, inputs: Tensor, targets: Tensor) -> None:
         """Measure the accuracy over the positions that have a target."""
-        scored = targets != mad.IGNORED
-        self.accuracy = float((self.model(inputs).argmax(-1) == targets)[scored].float().mean())
+        self.accuracy = evaluate(self.model, inputs, targets, self.step, TRAINING).micro
 
 
 def racers(seed: int) -> list[Racer]:
@@ -58,11 +56,10 @@ def race(field: list[Racer], seed: int, most_steps: int = MOST_STEPS) -> Iterato
         [torch.from_numpy(x) for x in mad.generate("in-context-recall", split=split, seed=seed, **settings)]
         for split in ("train", "test")
     )
-    for step in range(most_steps):
-        batch = slice(step * BATCH, (step + 1) * BATCH)
+    for batch in zip(inputs.split(BATCH), targets.split(BATCH), strict=True):
         for racer in field:
             if not racer.solved:
-                racer.train(inputs[batch], targets[batch])
+                racer.train(*batch)
                 if racer.step % EVALUATE_EVERY == 0:
                     racer.evaluate(*test)
         yield

@@ -24,18 +24,7 @@ class CheckpointLM(HFLM):  # type: ignore[misc]
         if isinstance(pretrained, str) and Path(pretrained).is_dir():
             pretrained = str(model_folder(pretrained))
         super().__init__(pretrained=pretrained, **settings)
-        self._check()
-
-    def _create_model(self, pretrained: str, **settings: Any) -> None:
-        if any(settings.get(name) for name in ("peft", "delta", "autogptq", "gptqmodel")):
-            super()._create_model(pretrained, **settings)
-            return
-        super()._create_model(pretrained, **settings, output_loading_info=True)
-        self._model, info = vars(self)["_model"]
-        require_whole(pretrained, self._model, info)
-
-    def _check(self) -> None:
-        """Raise UserError for what the harness would report badly, or not at all."""
+        # The harness would report these problems badly, or not at all.
         tokenizer, given = self.tokenizer, self.max_length
         rows = self.model.get_input_embeddings().weight.shape[0]
         context = getattr(self.model.config, "max_position_embeddings", None) or given
@@ -54,6 +43,14 @@ class CheckpointLM(HFLM):  # type: ignore[misc]
         for problem, found in problems.items():
             if found:
                 raise UserError(problem)
+
+    def _create_model(self, pretrained: str, **settings: Any) -> None:
+        if any(settings.get(name) for name in ("peft", "delta", "autogptq", "gptqmodel")):
+            super()._create_model(pretrained, **settings)
+            return
+        super()._create_model(pretrained, **settings, output_loading_info=True)
+        self._model, info = vars(self)["_model"]
+        require_whole(pretrained, self._model, info)
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihoods of whole texts, without special tokens that the tokenizer would add."""

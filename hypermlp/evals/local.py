@@ -27,9 +27,8 @@ SEED = 20261
 
 def text(**_: Any) -> dict[str, Dataset]:
     """Return every held-out document, cut into pieces."""
-    return _test_split(
-        [{"text": text[i : i + PIECE]} for text in _held_out() for i in range(0, len(text), PIECE)]
-    )
+    pieces = (text[i : i + PIECE] for text in _held_out() for i in range(0, len(text), PIECE))
+    return {"test": Dataset.from_list([{"text": piece} for piece in pieces])}
 
 
 def continuations(**_: Any) -> dict[str, Dataset]:
@@ -49,7 +48,7 @@ def continuations(**_: Any) -> dict[str, Dataset]:
         label = int(generator.integers(CHOICES))
         contexts, choices = zip(*drawn, strict=True)
         questions.append({"context": contexts[label], "choices": choices, "label": label})
-    return _test_split(questions)
+    return {"test": Dataset.from_list(questions)}
 
 
 def recall(**_: Any) -> dict[str, Dataset]:
@@ -66,14 +65,10 @@ def recall(**_: Any) -> dict[str, Dataset]:
         lines = [f"{ascii_lowercase[key]} = {value - half}\n" for key, value in pairs]
         context = f"{''.join(lines)}{ascii_lowercase[example[last]]} ="
         questions.append({"context": context, "choices": choices, "label": wanted[last] - half})
-    return _test_split(questions)
+    return {"test": Dataset.from_list(questions)}
 
 
 @cache
 def _held_out() -> list[str]:
     data = DataSettings(source="stdlib")
     return [document for document in documents(data) if held_out(document, data.validation)]
-
-
-def _test_split(rows: list[dict[str, Any]]) -> dict[str, Dataset]:
-    return {"test": Dataset.from_list(rows)}

@@ -35,7 +35,7 @@ def evaluate(
         suite: one of ``suites.SUITES``.
         batch_size: sequences per forward pass; does not change scores.
         max_length: context to use, None for the model's own.
-        limit: evaluate only the first so many questions of each task, None for all.
+        limit: evaluate only this many questions of each task, None for all.
         device: such as "cpu" or "cuda".
         tell: called with progress lines.
     """

@@ -96,6 +96,7 @@ def load_tasks(
             tell(f"{name}: {'missing' if name in missing else 'ready'}")
     if missing:
         reasons = [f"  {name}: {str(error).splitlines()[0]}" for name, error in missing.items()]
-        summary = "nothing was run, because data or packages are missing:"
-        raise UserError("\n".join([summary, *reasons, HOW_TO_GET]))
+        raise UserError(
+            "\n".join(["nothing was run, because data or packages are missing:", *reasons, HOW_TO_GET])
+        )
     return tasks

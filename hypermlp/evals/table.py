@@ -13,7 +13,7 @@ class Standing(NamedTuple):
 
     average_rank: float
     bests: int
-    """In how many columns no other model is better."""
+    """Number of columns in which no other model is better."""
 
 
 def ranks(scores: Sequence[float]) -> list[float]:

@@ -21,20 +21,15 @@ LINE = 72  # characters of text in a row
 DYNAMIC = {0.0: "gates held still", 1.0: "as it is", 4.0: "gates 4 times as lively"}
 
 
-def figure_class() -> Any:
-    """Return Matplotlib's Figure, which draws without a display."""
+def new_figure(width: float, height: float, layout: Any = "constrained") -> Any:
+    """Return an empty figure of this size in inches, which Matplotlib draws without a display."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UserError("figures need matplotlib: pip install 'hypermlp[report]'") from error
     matplotlib.rcParams.update({"font.size": 8, "svg.hashsalt": "hypermlp", "svg.fonttype": "none"})
-    return Figure
-
-
-def new_figure(width: float, height: float) -> Any:
-    """Return an empty figure of this size in inches."""
-    return figure_class()(figsize=(width, height), layout="constrained")
+    return Figure(figsize=(width, height), layout=layout)
 
 
 def save(figure: Any, folder: Path, name: str) -> Iterator[Path]:
@@ -136,7 +131,7 @@ def _memory(found: Panels) -> Any:
             if letter != "\n":
                 shown = letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}"
                 lines[-1].append((shown, float(dark)))
-    figure = figure_class()(figsize=(7, 0.2 * len(lines) + 0.2))
+    figure = new_figure(7, 0.2 * len(lines) + 0.2, layout="none")
     axis = figure.add_axes((0, 0, 1, 1))
     axis.set(xlim=(0, LINE), ylim=(len(lines), 0))
     axis.axis("off")

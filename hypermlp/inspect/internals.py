@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from hypermlp.errors import UserError
+from hypermlp.layers.baselines.parts import at_least_float32
 from hypermlp.layers.gates import Gates, GateValues
 from hypermlp.layers.mixer import Mixer
 from hypermlp.layers.rotary import rotate
@@ -64,12 +65,9 @@ def convolved(layer: Mixer, x: Tensor, starts: Tensor | None = None) -> tuple[Te
     """Return the rows ``[B, T, D]`` that keys and values are projected from; ``starts`` is ``[B, T]``."""
     if layer.k_conv is None or layer.v_conv is None:
         return x, x
-    return causal_conv_pair(x, layer.k_conv, layer.v_conv, x.shape[1], _reach(starts), backend="reference")
-
-
-def _reach(starts: Tensor | None) -> Tensor | None:
-    """Return the number of positions that each position sees, itself included."""
-    return None if starts is None else torch.arange(1, starts.shape[1] + 1, device=starts.device) - starts
+    length = x.shape[1]
+    reach = None if starts is None else torch.arange(1, length + 1, device=x.device) - starts
+    return causal_conv_pair(x, layer.k_conv, layer.v_conv, length, reach, backend="reference")
 
 
 def rotated(layer: Mixer, rows: Tensor, t: int, starts: Tensor | None) -> Tensor:
@@ -107,10 +105,6 @@ def operands(layer: Mixer, x: Tensor, starts: Tensor | None) -> tuple[Tensor, At
     )
     x = visibility.hide_padding(x)
     projected = layer.project(x, None, visibility)
-    in_float = tree_map_only(Tensor, _in_float, projected)
+    in_float = tree_map_only(Tensor, at_least_float32, projected)
     arguments = in_float.arguments._replace(starts=projected.arguments.starts)
     return x, arguments, named_gates(in_float.gates, 2)
-
-
-def _in_float(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -79,13 +79,9 @@ def run_cells(
     work: Work, wanted: list[Any], folder: Path, workers: Workers, *, on_progress: OnProgress
 ) -> Results:
     """Yield every cell with its result or CellError: recorded cells first, then the others as they finish."""
-    missing = []
-    for cell in wanted:
-        result = recorded(folder, cell)
-        if result is None:
-            missing.append(cell)
-        else:
-            yield cell, result
+    known = [(cell, recorded(folder, cell)) for cell in wanted]
+    yield from ((cell, result) for cell, result in known if result is not None)
+    missing = [cell for cell, result in known if result is None]
     for cell, outcome in workers.run(work, missing, on_progress):
         if not isinstance(outcome, CellError):
             write_record(record_path(folder, cell), new_record(cell.kind, dataclasses.asdict(cell), outcome))
@@ -123,13 +119,15 @@ def run_with_progress(work: Work, wanted: list[Any], folder: Path, workers: Work
             if isinstance(result, CellError):
                 outcome.failures.append(result)
                 printer.finish(str(result))
-                continue
-            outcome.results.append((cell, result))
-            if number >= known:
-                printer.finish(f"{cell.title}: {cell.summary(result)}")
+            else:
+                outcome.results.append((cell, result))
+                if number >= known:
+                    printer.finish(f"{cell.title}: {cell.summary(result)}")
     except KeyboardInterrupt:
-        done = f"{len(outcome.results)} of {len(wanted)} cells are recorded"
-        print_status(f"interrupted: {done}; run the same command again to continue")
+        print_status(
+            f"interrupted: {len(outcome.results)} of {len(wanted)} cells are recorded; "
+            "run the same command again to continue"
+        )
         raise
     outcome.results.sort(key=lambda item: wanted.index(item[0]))
     return outcome
@@ -153,8 +151,10 @@ class ProgressPrinter:
             return
         self.last_update = time.monotonic()
         left = progress.seconds * (progress.steps / progress.step - 1)  # less if the cell stops early
-        step = f"step {progress.step}/{progress.steps}"
-        print_status(f"  {cell.title}: {step}, {progress.metric}, ETA of this cell at most {left:.0f} s")
+        print_status(
+            f"  {cell.title}: step {progress.step}/{progress.steps}, {progress.metric}, "
+            f"ETA of this cell at most {left:.0f} s"
+        )
 
     def finish(self, line: str) -> None:
         """Print ``line``, which describes a finished cell, with the ETA of the remaining cells."""

@@ -116,8 +116,9 @@ class Local:
             context.set_forkserver_preload([function.__module__])
         reader, writer = context.Pipe(duplex=False)
         threads = self.threads or max(1, torch.get_num_threads() // self.jobs)
-        arguments = (writer, work, cell, threads, self.device)
-        process = context.Process(target=_run_in_process, args=arguments, daemon=True)
+        process = context.Process(
+            target=_run_in_process, args=(writer, work, cell, threads, self.device), daemon=True
+        )
         process.start()
         writer.close()
         return reader, process
@@ -125,7 +126,7 @@ class Local:
 
 def _run_in_process(connection: Connection, work: Work, cell: Any, threads: int, device: str) -> None:
     """Run a cell in a new process, and send its progress and then its result."""
-    _exit_with_parent()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     with contextlib.suppress(BrokenPipeError):  # the parent no longer reads
         connection.send(run_one(work, cell, threads, device, connection.send))
 
@@ -134,12 +135,8 @@ def _exit_with_parent() -> None:
     """Exit when the parent dies, so that orphans hold no locks."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-
-    def watch() -> None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    parent.join()
+    os._exit(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,8 +195,10 @@ class Cluster:
                 _check_reachable(self.address)
                 ray.init(address=self.address, logging_level=logging.WARNING)
             except (OSError, ValueError, RuntimeError) as error:
-                advice = "start one with `ray start --head` and add machines with `ray start --address=...`"
-                raise UserError(f"no Ray cluster at {self.address!r} ({error}); {advice}") from error
+                raise UserError(
+                    f"no Ray cluster at {self.address!r} ({error}); start one with `ray start --head` "
+                    "and add machines with `ray start --address=...`"
+                ) from error
         return ray
 
     def _check_resources(self, ray: Any) -> None:

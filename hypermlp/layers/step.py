@@ -76,8 +76,12 @@ def steps_natively(layer: "Mixer", x: Tensor) -> bool:
 
 
 def is_plain(part: nn.Module, kind: type) -> bool:
-    """Return True if the module computes what its parameters say: it is no adapter and has no hooks."""
-    return type(part) is kind and not part._forward_hooks and not part._forward_pre_hooks
+    """Return True if the module computes what its parameters say.
+
+    It must be no adapter, have no hooks, and its ``forward`` must not be replaced (as accelerate does).
+    """
+    hooked = part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part)
+    return type(part) is kind and not hooked
 
 
 def native_step(layer: "Mixer", x: Tensor, state: MixerState, visibility: Visibility) -> Tensor:

@@ -32,21 +32,19 @@ class Residual(nn.Module):
         return x + self.inner(self.norm(x))
 
 
-def mixing_layers(mixer: str | MakeMixer, width: int, max_length: int) -> nn.Sequential:
-    """Return the residual layers mixer, SwiGLU, mixer, SwiGLU."""
-    parts: list[nn.Module] = []
-    for _ in range(DEPTH):
-        parts += [make(mixer, width, max_length), SwigluMlp(width, swiglu_width(width))]
-    return nn.Sequential(*(Residual(width, part) for part in parts))
-
-
 class Backbone(nn.Module):
-    """Embedding and mixing layers of both backbones, which map ``[B, T]`` tokens to ``[B, T, V]``."""
+    """Embedding and residual layers of both backbones, which map ``[B, T]`` tokens to ``[B, T, V]``.
+
+    The residual layers are mixer, SwiGLU, mixer, SwiGLU.
+    """
 
     def __init__(self, mixer: str | MakeMixer, *, vocab_size: int, max_length: int, width: int = 128):
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, width)
-        self.layers = mixing_layers(mixer, width, max_length)
+        layers: list[nn.Module] = []
+        for _ in range(DEPTH):
+            layers += [make(mixer, width, max_length), SwigluMlp(width, swiglu_width(width))]
+        self.layers = nn.Sequential(*(Residual(width, layer) for layer in layers))
 
     @torch.no_grad()
     def initialize(self, reset: Callable[[nn.Linear], object]) -> None:

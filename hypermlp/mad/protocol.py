@@ -7,7 +7,7 @@ settings, a learning rate and a weight decay.
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeVar
 
 from hypermlp.config import find_option, is_number, require, require_integers, require_options
@@ -105,7 +105,6 @@ class Grid:
     weight_decays: tuple[float, ...] = (0.0,)
     sampler: str = "published"
     width: int = 128
-    seed: int = SEED
     about: str = field(default="", compare=False)
     """One-line description, for ``--help``."""
 
@@ -193,12 +192,9 @@ def changed(cell: MadCell, **changes: Any) -> MadCell:
 
     Names that are none of these raise.
     """
-    own: Changes = {}
-    training, settings = asdict(cell.training), dict(cell.settings)
-    for name, value in changes.items():
-        target = own if name in ("width", "seed", "sampler") else training if name in training else settings
-        target[name] = value
-    return replace(cell, settings=settings, training=Training(**training), **own)
+    own = {name: changes.pop(name) for name in ("width", "seed", "sampler") if name in changes}
+    training = {each.name: changes.pop(each.name) for each in fields(Training) if each.name in changes}
+    return replace(cell, settings=cell.settings | changes, training=replace(cell.training, **training), **own)
 
 
 def read_cell(settings: dict[str, Any]) -> MadCell:
@@ -229,5 +225,5 @@ def cells(mixer: str, grid: Grid, tasks: list[str]) -> Iterator[MadCell]:
                 training=replace(grid.training[task], learning_rate=rate, weight_decay=decay),
                 sampler=grid.sampler,
                 width=grid.width,
-                seed=grid.seed,
+                seed=SEED,
             )

@@ -83,8 +83,7 @@ class Settings:
 
 def check_seed(seed: Any) -> None:
     """Raise unless NumPy's generators, the legacy one included, accept ``seed``."""
-    valid = is_integer(seed) and 0 <= seed < 2**32
-    require("seed", seed, valid, "a whole number, 0 or more and below 2**32")
+    require("seed", seed, is_integer(seed) and 0 <= seed < 2**32, "a whole number, 0 or more and below 2**32")
 
 
 def check_pairs(settings: Settings) -> None:

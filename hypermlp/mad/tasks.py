@@ -64,29 +64,44 @@ class Task:
         return [Example(*map(np.stack, zip(*drawn[split], strict=True))) for split in splits]
 
 
-RECALL = Settings(vocab_size=16, seq_len=128)
-NOISY = replace(RECALL, vocab_size=32, frac_noise=0.2, noise_vocab_size=16)
-FUZZY = replace(RECALL, key_motif=3, value_motif=3, specials=1)
-MEMORIZATION = Settings(vocab_size=256, seq_len=32, num_train=256, specials=1)
-COPYING = Settings(vocab_size=16, seq_len=256, copied=16, specials=2)
 TASKS = {
-    "in-context-recall": Task(published.recall, samplers.recall, RECALL, check=check_pairs),
+    "in-context-recall": Task(
+        published.recall,
+        samplers.recall,
+        Settings(vocab_size=16, seq_len=128),
+        check=check_pairs,
+    ),
     "noisy-in-context-recall": Task(
-        published.recall, samplers.recall, NOISY, (*COMMON, "frac_noise", "noise_vocab_size"), check_pairs
+        published.recall,
+        samplers.recall,
+        Settings(vocab_size=32, seq_len=128, frac_noise=0.2, noise_vocab_size=16),
+        changes=(*COMMON, "frac_noise", "noise_vocab_size"),
+        check=check_pairs,
     ),
     "fuzzy-in-context-recall": Task(
         published.fuzzy_recall,
         samplers.fuzzy_recall,
-        FUZZY,
-        (*COMMON, "key_motif", "value_motif"),
-        check_motifs,
+        Settings(vocab_size=16, seq_len=128, key_motif=3, value_motif=3, specials=1),
+        changes=(*COMMON, "key_motif", "value_motif"),
+        check=check_motifs,
     ),
-    "memorization": Task(published.memorization, samplers.memorization, MEMORIZATION, check=check_pairs),
+    "memorization": Task(
+        published.memorization,
+        samplers.memorization,
+        Settings(vocab_size=256, seq_len=32, num_train=256, specials=1),
+        check=check_pairs,
+    ),
     "compression": Task(
-        published.compression, samplers.compression, Settings(vocab_size=16, seq_len=32, specials=1)
+        published.compression,
+        samplers.compression,
+        Settings(vocab_size=16, seq_len=32, specials=1),
     ),
     "selective-copying": Task(
-        published.selective_copying, samplers.selective_copying, COPYING, (*COMMON, "copied"), check_copying
+        published.selective_copying,
+        samplers.selective_copying,
+        Settings(vocab_size=16, seq_len=256, copied=16, specials=2),
+        changes=(*COMMON, "copied"),
+        check=check_copying,
     ),
 }
 

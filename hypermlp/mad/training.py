@@ -84,27 +84,26 @@ def plan_steps(examples: int, training: Training, seed: int) -> Iterator[tuple[f
             yield rate_at(passed, training), batch
 
 
-def work(cell: MadCell, device: str, on_progress: Callable[[Progress], None]) -> dict[str, Any]:
-    """Run a cell in a worker, which imports a user's mixer by its name."""
-    return run_cell(cell, mixer=resolve(cell.mixer), device=device, on_progress=on_progress)
-
-
 def run_cell(
     cell: MadCell,
-    *,
-    mixer: str | MakeMixer | None = None,
     device: str = "cpu",
     on_progress: Callable[[Progress], None] | None = None,
+    *,
+    mixer: str | MakeMixer | None = None,
 ) -> dict[str, Any]:
-    """Train and score a cell; return the results for its record. ``mixer`` replaces the cell's own."""
+    """Train and score a cell; return the results for its record.
+
+    ``mixer`` replaces the cell's own, which is otherwise built, or imported, by its name.
+    """
     began, training = time.perf_counter(), cell.training
+    made = mixer or resolve(cell.mixer)  # before the seed is set: a user's module may draw random numbers
     task = find_task(cell.task)
     settings = task.settings(**cell.settings)
     splits = task.draw(settings, cell.seed, cell.sampler, "train", "test")
     inputs, targets, *test = (torch.from_numpy(part).to(device) for split in splits for part in split)
     torch.manual_seed(cell.seed)
     sizes = {"vocab_size": settings.vocab_size, "max_length": settings.seq_len, "width": cell.width}
-    model = build_backbone(cell.task, cell.mixer if mixer is None else mixer, **sizes).to(device)
+    model = build_backbone(cell.task, made, **sizes).to(device)
     optimizer = torch.optim.AdamW(
         model.parameters(), training.learning_rate, weight_decay=training.weight_decay
     )

@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache
+from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import slice_logits_to_keep
@@ -28,9 +30,11 @@ from hypermlp.layers.initialization import initialize_
 from hypermlp.layers.mlp import GeluMlp, SwigluMlp
 from hypermlp.layers.registry import layer_of
 from hypermlp.layers.state import DecodingState
+from hypermlp.layers.step import is_plain
 from hypermlp.layers.visibility import Visibility
 from hypermlp.models.cache import layer_state
 from hypermlp.models.configuration_hypermlp import HyperMLPConfig
+from hypermlp.models.loss import head_loss
 from hypermlp.models.visibility import batch_starts
 
 logger = logging.get_logger(__name__)
@@ -254,8 +258,17 @@ class HyperMLPForCausalLM(HyperMLPPreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        skip_logits: bool = False,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
+        """Compute logits and, with ``labels``, the loss; the other arguments are those of ``HyperMLPModel``.
+
+        Args:
+            labels: ``[B, T]``, the tokens whose successors are predicted; -100 for none. The loss is float32.
+            logits_to_keep: compute the logits of this many last positions, or of the positions with these
+                indices; 0 for all.
+            skip_logits: return no logits where that saves memory: the loss is then computed in chunks.
+        """
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -266,18 +279,34 @@ class HyperMLPForCausalLM(HyperMLPPreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             **kwargs,
         )
-        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
-            )
+        hidden = outputs.last_hidden_state
+        logits: Any = None
+        loss: Any = None
+        if labels is not None and skip_logits and self._can_skip_logits():
+            numbers = {name: kwargs.get(name) for name in ("shift_labels", "num_items_in_batch")}
+            loss = head_loss(hidden, self.lm_head.weight, labels, **numbers)
+        else:
+            logits = self.lm_head(slice_logits_to_keep(hidden, logits_to_keep))
+            if labels is not None:
+                loss = self.loss_function(
+                    logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
+                )
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
         )
+
+    def _can_skip_logits(self) -> bool:
+        """Return True if the loss may be computed from the head's weight alone.
+
+        It may not where the head is an adapter, sharded, quantised or hooked, where another loss was chosen,
+        and inside torch.compile, which plans memory itself.
+        """
+        head = self.lm_head
+        plain = is_plain(head, nn.Linear) and not is_traceable_wrapper_subclass(head.weight)
+        return plain and self.loss_function is ForCausalLMLoss and not torch.compiler.is_compiling()
 
     def _prepare_generated_length(self, *args: Any, **kwargs: Any) -> Any:
         """Limit the length to the context, where the learned slots end."""

@@ -57,13 +57,14 @@ def scatter_chart(points: Sequence[Point], *, x: str, y: str) -> str:
     x_min, x_max = x_bounds = _bounds(_without_outliers([p.x for p in points]))
     y_min, y_max = y_bounds = _bounds(_without_outliers([p.y for p in points]))
     frame, across, down = _frame(x_bounds, y_bounds, x, y)
-    dots, names = [], []
-    for p in points:
+    names = [_text("name", across(p.x) + 9, down(p.y) + 4, p.name) for p in points]
+
+    def dot(p: Point) -> str:
         inside = x_min <= p.x <= x_max and y_min <= p.y <= y_max
         kind = f"dot {p.group}" if inside else f"dot {p.group} outside"
-        dots.append(_element("circle", kind=kind, tip=p.tip, cx=across(p.x), cy=down(p.y), r=DOT))
-        names.append(_text("name", across(p.x) + 9, down(p.y) + 4, p.name))
-    return _svg([*frame, *names, *dots], f"{y} against {x}")
+        return _element("circle", kind=kind, tip=p.tip, cx=across(p.x), cy=down(p.y), r=DOT)
+
+    return _svg([*frame, *names, *map(dot, points)], f"{y} against {x}")
 
 
 def interval_chart(rows: Sequence[tuple[str, float, float, float]], *, x: str, band: float = 0.0) -> str:
@@ -95,7 +96,7 @@ def interval_chart(rows: Sequence[tuple[str, float, float, float]], *, x: str, b
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Return about so many round numbers within the bounds: 1, 2 or 5 times a power of ten apart."""
+    """Return about ``about`` round numbers within the bounds, 1, 2 or 5 times a power of ten apart."""
     rough = (high - low) / about
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough)
@@ -155,5 +156,5 @@ def _element(tag: str, *content: str, kind: str, tip: str | None = None, **attri
 
 
 def _svg(parts: Iterable[str], label: str, height: float = HEIGHT) -> str:
-    size = f"0 0 {WIDTH} {height}"
-    return _element("svg", *parts, kind="chart", role="img", viewBox=size, **{"aria-label": label})
+    attributes = {"viewBox": f"0 0 {WIDTH} {height}", "aria-label": label}
+    return _element("svg", *parts, kind="chart", role="img", **attributes)

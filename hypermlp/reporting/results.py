@@ -65,7 +65,7 @@ def _sections(kind: Kind, records: Records, problems: list[str]) -> list[Section
     groups: dict[str, Records] = defaultdict(list)
     for record in records:
         try:
-            _section(kind, [record])  # alone, so that a damaged record does not take its group with it
+            _section(kind, [record])  # alone: one damaged record must not hide its group
             groups[kind.group(record)].append(record)
         except Exception as error:  # a damaged record may fail in any way
             problems.append(f"{record.path}: not as its kind should be ({type(error).__name__}: {error})")
@@ -101,17 +101,15 @@ def _last_loss(curve: Curve) -> str:
 
 def _charts(runs: list[Run], colours: Mapping[str, str]) -> dict[str, str]:
     """Return charts of the training and the validation losses, of the runs with at least two points."""
-    charts = {}
-    for split in ("training", "validation"):
-        series = [
-            Series(
-                curve,
-                colours[run.name],
-                f"{run.name}\n{run.mixer}\n{_last_loss(curve)} after {curve[-1][0]:,} steps",
-            )
-            for run, curve in ((run, getattr(run, split)) for run in runs)
-            if len(curve) > 1
-        ]
-        if series:
-            charts[split] = line_chart(series, x="step", y=f"{split} loss")
-    return charts
+
+    def series(run: Run, curve: Curve) -> Series:
+        end = f"{_last_loss(curve)} after {curve[-1][0]:,} steps"
+        return Series(curve, colours[run.name], f"{run.name}\n{run.mixer}\n{end}")
+
+    drawn = {
+        "training": [series(run, run.training) for run in runs if len(run.training) > 1],
+        "validation": [series(run, run.validation) for run in runs if len(run.validation) > 1],
+    }
+    return {
+        split: line_chart(curves, x="step", y=f"{split} loss") for split, curves in drawn.items() if curves
+    }

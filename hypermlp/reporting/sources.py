@@ -80,7 +80,7 @@ def _files(place: Path) -> list[Path]:
         raise UserError(f"{place} does not exist; {ALLOWED}")
     if place.is_dir():
         return sorted([*place.rglob("metrics.jsonl"), *place.rglob("*.json")])
-    read_record(place)  # raises if it is none
+    read_record(place)  # raises if the file is not a record
     return [place]
 
 

@@ -44,7 +44,7 @@ class Check:
         began = time.perf_counter()
         try:
             measured = float(self.measure(base))
-        except FloatingPointError:  # the operator returned a non-finite number
+        except ArithmeticError:  # a non-finite result of the operator, or too little to compare
             measured = math.nan
         passed = measured >= self.tolerance if self.at_least else measured <= self.tolerance
         return Outcome(self, BASES[base], measured, passed, time.perf_counter() - began)
@@ -99,9 +99,14 @@ def check(
     return make
 
 
+def size(x: Tensor) -> float:
+    """Return the largest magnitude in a tensor."""
+    return float(x.abs().max())
+
+
 def far(one: Tensor, other: Tensor) -> float:
     """Return the largest difference of two tensors."""
-    return float((one - other).abs().max())
+    return size(one - other)
 
 
 def largest(values: Iterable[float]) -> float:

@@ -11,10 +11,20 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hypermlp.config import MixerConfig
 from hypermlp.costs.mixer import core_flops, flops_table, parameter_table, state_bytes
-from hypermlp.inspect.internals import gate_parameters, kernels
+from hypermlp.inspect.internals import gate_parameters
 from hypermlp.theory.check import check, far, largest, provided
 from hypermlp.theory.geometry import bend, excess_rank
-from hypermlp.theory.objects import SIZES, Step, T, full, random_layer, random_query, random_rows, random_step
+from hypermlp.theory.objects import (
+    SIZES,
+    Step,
+    T,
+    full,
+    random_layer,
+    random_query,
+    random_rows,
+    random_step,
+    times,
+)
 
 ADAPTERS = "Proposition prop:core_empirical_short (ii)"
 LARGER: dict[str, Any] = SIZES | {"hidden_size": 32}  # products with a dimension of 1 are not counted
@@ -50,10 +60,8 @@ def a_narrow_address_only_narrows_conditioning(base: str) -> float:
     step, x = random_step(f"{base}-c-q"), random_query(seed=4)
     _, _, directions = torch.linalg.svd(step.layer.q_proj.weight)
     here, elsewhere = step.real(x), step.real(x + 0.3 * directions[0])
-    null_space = directions[step.config.qk_width :]
-    return provided(
-        far(elsewhere, here) >= 1e-3, largest(far(step.real(x + 2 * d), here) for d in null_space)
-    )
+    moved = step.real(x + 2 * directions[step.config.qk_width :])  # within the null space
+    return provided(far(elsewhere, here) >= 1e-3, far(moved, here))
 
 
 @check("Proposition prop:param_budget_efficiency", at_least=1e-2)
@@ -86,10 +94,10 @@ def an_adapter_adds_its_rank(base: str) -> float:
 
     def excess(projection: str, label: str) -> float:
         layer, X = random_layer(label, num_heads=1), random_rows(T)
-        before = torch.stack([Step(layer, X).real(x) for x in queries])
+        before = Step(layer, X).real(queries)
         weight = getattr(layer, projection).weight
         weight += random_rows(weight.shape[0], rank, seed=4) @ random_rows(rank, weight.shape[1], seed=5)
-        return excess_rank(before, torch.stack([Step(layer, X).real(x) for x in queries]), rank)
+        return excess_rank(before, Step(layer, X).real(queries), rank)
 
     # An output gate would turn the directions of an adapter on V with x: its label has no feature gates.
     return largest([excess("o_proj", full(base)), excess("v_proj", f"{base}-c-12o!")])
@@ -117,17 +125,13 @@ def a_mix_is_two_thin_products(base: str) -> float:
     times R2ᵀ, both written out and as two thin products.
     """
     step = random_step(full(base))
-    x = step.newest
-
-    def difference(head: int) -> float:
-        mixed, y = step.real_weights(x)[head], step.real_activation(x)[head]
-        mix = kernels(step.mix(x, 2), head, step.t)
-        assert mix is not None
-        p, A, B, s = mix
-        thin = y * (1 + p) + ((y @ B) * s[0]) @ A.T
-        return largest([far(mixed, y @ step.R(x, 2, head).T), far(mixed, thin)])
-
-    return largest(map(difference, range(step.config.num_heads)))
+    x, mix = step.newest, step.mix(step.newest, 2)
+    assert mix is not None
+    p, A, B = (part[:, : step.t] for part in mix[:3])
+    mixed, y = step.real_weights(x), step.real_activation(x)
+    thin = y * (1 + p) + times(times(y, B) * mix.gate[0, 0], A.mT)
+    R2 = torch.stack([step.R(x, 2, head) for head in range(step.config.num_heads)])
+    return largest([far(mixed, times(y, R2.mT)), far(mixed, thin)])
 
 
 def counted(base: str, t: int) -> float:

@@ -52,7 +52,7 @@ class Example(NamedTuple):
         """Return the share of the points of a grid at which the slot's state in the operator is not g > 0."""
         line = torch.linspace(-4, 4, 25, dtype=torch.float64) + 0.013
         points = torch.cartesian_prod(line, line)
-        states = self.step(base).active_sets(points)[:, -1]
+        states = self.step(base).active(points)[:, -1]
         return float((states != (self.g(points) > 0)).double().mean())
 
 

@@ -1,13 +1,13 @@
 """Routing: where the active set changes. Static mixing has flat boundaries, dynamic mixing curved ones."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from hypermlp.inspect.internals import gate_parameters
-from hypermlp.theory.check import check, far, largest, provided
-from hypermlp.theory.objects import SIZES, Step, T, random_query, random_rows, random_step
+from hypermlp.theory.check import check, far, largest, provided, size
+from hypermlp.theory.objects import SIZES, Step, T, random_query, random_rows, random_step, times
 
 STEP_SIZE = 1e-5  # of central differences
 
@@ -32,7 +32,7 @@ def boundary(step: Step, slot: int, plane: Tensor, places: Tensor) -> Tensor:
     starts = origin + places[:, None] * along
 
     def state(distance: Tensor) -> Tensor:
-        return step.active_sets(starts + distance[:, None] * across)[:, slot]
+        return step.active(starts + distance[:, None] * across)[:, slot]
 
     low, high = torch.full_like(places, -8.0), torch.full_like(places, 8.0)
     begins, ends = state(low), state(high)
@@ -59,21 +59,21 @@ def bend(step: Step) -> float:
     return largest(off_line(places, curve) for curve in curves if curve.isfinite().all())
 
 
-def lines_within_cells(
-    step: Step, points: Iterable[Tensor], moves: Iterable[Tensor]
-) -> list[tuple[Tensor, Tensor]]:
-    """Return the pairs (x, d) for which the active set is not empty and the same at x - d, x and x + d."""
+def lines_within_cells(step: Step, x: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows of x and d for which the active set is not empty and the same at x - d, x and x + d.
 
-    def stays(x: Tensor, d: Tensor) -> bool:
-        before, here, after = step.active_sets((x - d, x, x + d))
-        return bool(here.any()) and torch.equal(before, here) and torch.equal(here, after)
+    Raises ArithmeticError if these are not more than a quarter of the rows.
+    """
+    before, here, after = step.active(torch.stack([x - d, x, x + d]))
+    stays = here.any(-1) & (before == here).all(-1) & (here == after).all(-1)
+    if 4 * stays.sum() <= len(stays):
+        raise ArithmeticError("too few lines lie within a cell")
+    return x[stays], d[stays]
 
-    return [(x, d) for x, d in zip(points, moves, strict=True) if stays(x, d)]
 
-
-def second_difference(f: Callable[[Tensor], Tensor], x: Tensor, d: Tensor) -> float:
-    """Return the largest entry of f(x - d) - 2 f(x) + f(x + d)."""
-    return far(f(x - d) + f(x + d), 2 * f(x))
+def second_difference(f: Callable[[Tensor], Tensor], x: Tensor, d: Tensor) -> Tensor:
+    """Return f(x - d) - 2 f(x) + f(x + d)."""
+    return f(x - d) + f(x + d) - 2 * f(x)
 
 
 def derivative(f: Callable[[Tensor], Tensor], x: Tensor, d: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ def static_mixing_is_polyhedral(base: str) -> float:
     """
     step, queries = static(base), random_rows(300, seed=3)
     B = step.W1(random_query(seed=2))
-    return float((step.active_sets(queries) != (queries @ B > 0)).sum())
+    return float((step.active(queries) != (queries @ B > 0)).sum())
 
 
 @check("Theorem thm:polyhedral", within=1e-6)
@@ -115,12 +115,9 @@ def the_output_is_linear_on_a_cell(base: str) -> float:
 
     Measured: the largest difference between the output and x A_s / rho, where the active set fixes A_s.
     """
-    step = static(base)
-
-    def linear(x: Tensor) -> Tensor:
-        return x @ step.W1(x) @ torch.diag(step.active(x).double()) @ step.W2(x)
-
-    return largest(far(step.real(x), linear(x) / step.rho(x)) for x in random_rows(50, seed=3))
+    step, x = static(base), random_rows(50, seed=3)
+    linear = times(x, step.W1(x), torch.diag_embed(step.active(x).double()), step.W2(x))
+    return far(step.real(x), linear / step.rho(x))
 
 
 @check("Remark rem:l2norm-breaks-cpwl", at_least=1e-3, bases="R")
@@ -131,10 +128,9 @@ def the_norm_breaks_linearity(base: str) -> float:
     output; NaN if that of rho times the output is not zero.
     """
     step = static(base)
-    lines = lines_within_cells(step, random_rows(50, seed=3), 0.2 * random_rows(50, seed=4))
-    unnormalised = largest(second_difference(step.real_unnormalised, *line) for line in lines)
-    bends = (second_difference(step.real, x, d) / float(step.real(x).abs().max()) for x, d in lines)
-    return provided(unnormalised <= 1e-9, largest(bends))
+    x, d = lines_within_cells(step, random_rows(50, seed=3), 0.2 * random_rows(50, seed=4))
+    bends = second_difference(step.real, x, d) / step.real(x).abs().amax(-1, keepdim=True)
+    return provided(size(second_difference(step.real_unnormalised, x, d)) <= 1e-9, size(bends))
 
 
 @check("Corollary cor:R-static", within=0)
@@ -149,9 +145,9 @@ def diagonal_mixing_keeps_the_partition(base: str) -> float:
     assert mix is not None
     mix.left.zero_()
     mix.diag.copy_(random_rows(1, SIZES["max_length"], seed=6).abs().expand_as(mix.diag))
-    with_diagonal = step.active_sets(queries)
+    with_diagonal = step.active(queries)
     mix.diag.zero_()
-    return float((with_diagonal != step.active_sets(queries)).sum())
+    return float((with_diagonal != step.active(queries)).sum())
 
 
 @check("Proposition prop:impC_static", "Corollary cor:R-static", within=1e-6)
@@ -164,13 +160,9 @@ def static_mixing_mixes_normals(base: str) -> float:
     step = static(base)
     axes = torch.eye(step.config.hidden_size, dtype=torch.float64)[::5]
     points, moves = random_rows(20, seed=3).repeat_interleave(len(axes), 0), axes.repeat(20, 1)
-    lines = lines_within_cells(step, points, STEP_SIZE * moves)
-
-    def normals(x: Tensor, d: Tensor) -> Tensor:
-        return d / STEP_SIZE @ step.L1(x) @ step.X1.T @ step.R(x, 1) * step.active(x)
-
-    differences = (far(derivative(step.real_h, *line), normals(*line)) for line in lines)
-    return provided(len(lines) > 20, largest(differences))
+    x, d = lines_within_cells(step, points, STEP_SIZE * moves)
+    normals = times(d / STEP_SIZE, step.L1(x), step.X1.T, step.R(x, 1)) * step.active(x)
+    return far(derivative(step.real_h, x, d), normals)
 
 
 @check("Theorem thm:warped", "Proposition prop:impC_dynamic", "Corollary cor:warped_routing", at_least=1e-2)
@@ -191,12 +183,9 @@ def the_partition_is_the_pullback_of_orthants(base: str) -> float:
     the sign of h, or the reverse; NaN if there are no changes.
     """
     step, places = dynamic(base), torch.linspace(-2, 2, 60, dtype=torch.float64)[:, None]
-    ways = zip(random_rows(4, seed=3), random_rows(4, seed=4), strict=True)
-    lines = [x + places * direction for x, direction in ways]
-    changed, expected = (
-        torch.cat([sets[1:] != sets[:-1] for sets in map(method, lines)])
-        for method in (step.active_sets, step.signs)
-    )
+    lines = random_rows(4, seed=3)[:, None] + places * random_rows(4, seed=4)[:, None]  # [4, 60, D]
+    states = (step.active(lines), step.h(lines) > 0)
+    changed, expected = (each[:, 1:] != each[:, :-1] for each in states)
     return provided(int(changed.sum()) > 5, float((changed != expected).sum()))
 
 
@@ -208,15 +197,12 @@ def the_differential_has_three_terms(base: str) -> float:
     relative to the latter.
     """
     step = random_step(f"{base}-g-q-12o", num_heads=1)
-    lines = lines_within_cells(step, random_rows(20, seed=3), STEP_SIZE * random_rows(20, seed=4))
-
-    def difference(x: Tensor, d: Tensor) -> float:
-        L, X, R, dx = step.L1(x), step.X1.T, step.R(x, 1), d / STEP_SIZE
-        dL, dR = derivative(step.L1, x, d), derivative(lambda y: step.R(y, 1), x, d)
-        terms = dx @ L @ X @ R + x @ dL @ X @ R + x @ L @ X @ dR
-        return far(derivative(step.real_h, x, d), terms * step.active(x)) / float(terms.abs().max())
-
-    return provided(len(lines) > 5, largest(difference(x, d) for x, d in lines))
+    x, d = lines_within_cells(step, random_rows(20, seed=3), STEP_SIZE * random_rows(20, seed=4))
+    L, X, R, dx = step.L1(x), step.X1.T, step.R(x, 1), d / STEP_SIZE
+    dL, dR = derivative(step.L1, x, d), derivative(lambda y: step.R(y, 1), x, d)
+    terms = times(dx, L, X, R) + times(x, dL, X, R) + times(x, L, X, dR)
+    differences = derivative(step.real_h, x, d) - terms * step.active(x)
+    return size(differences / terms.abs().amax(-1, keepdim=True))
 
 
 @check("Remark rem:lowrank", "Remark rem:impC_lowrank", within=1e-9)
@@ -228,7 +214,6 @@ def the_deformation_has_low_rank(base: str) -> float:
     """
     step, queries = static(base, rows=12), random_rows(12, seed=3)
     gate = gate_parameters(step.layer)[1]["mix2"]
-    before = torch.stack([step.real_weights(x)[0] for x in queries])
+    before = step.real_weights(queries)[:, 0]
     gate += random_rows(1, len(gate), seed=5)[0]
-    after = torch.stack([step.real_weights(x)[0] for x in queries])
-    return excess_rank(before, after, step.config.rank)
+    return excess_rank(before, step.real_weights(queries)[:, 0], step.config.rank)

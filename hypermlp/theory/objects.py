@@ -9,7 +9,6 @@ is the output of the layer's projections and the operator for x as the newest qu
 row of X.
 """
 
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from hypermlp.config import MixerConfig
 from hypermlp.errors import UserError
-from hypermlp.inspect.internals import convolved, gate_parameters, gate_values, kernels
+from hypermlp.inspect.internals import convolved, gate_parameters, gate_values
 from hypermlp.layers.mixer import Mixer
 from hypermlp.ops import Mix, hyper_attention
 from hypermlp.testing import randomise_
@@ -55,10 +54,22 @@ def random_query(*, seed: int) -> Tensor:
     return random_rows(1, seed=seed)[0]
 
 
+def times(x: Tensor, *matrices: Tensor) -> Tensor:
+    """Return ``x`` ``[..., n]`` times ``[..., n, m]`` matrices, one after the other."""
+    for matrix in matrices:
+        x = (x[..., None, :] @ matrix)[..., 0, :]
+    return x
+
+
 def attend(
     q: Tensor, k: Tensor, values: Tensor, mix1: Mix | None = None, mix2: Mix | None = None, **settings: Any
 ) -> Tensor:
-    """Call the operator; raise if its result is not finite, which ``weights > 0`` and the like would hide."""
+    """Call the operator; q, keys and values may have batch size 1 beside others.
+
+    Raises FloatingPointError for a non-finite result, which ``weights > 0`` and the like would hide.
+    """
+    batch = max(map(len, (q, k, values)))
+    q, k, values = (y.expand(batch, -1, -1, -1) for y in (q, k, values))
     out = hyper_attention(q, k, values, mix1, mix2, **settings)
     if not out.isfinite().all():
         raise FloatingPointError("the operator returned a non-finite number")
@@ -68,8 +79,9 @@ def attend(
 class Step:
     """One step of ``layer`` over the context ``X`` ``[t, D]``, oldest row first.
 
-    Methods named after the paper's symbols evaluate its formulas. Methods named ``real...`` and ``active...``
-    return the operator's results.
+    Methods named after the paper's symbols evaluate its formulas. Methods named ``real...`` and ``active``
+    return the operator's results. All take a query x ``[D]``, or many at once, ``[..., D]``: the result then
+    has the same leading dimensions. The shapes below are those for one query.
     """
 
     def __init__(self, layer: Mixer, X: Tensor):
@@ -95,25 +107,28 @@ class Step:
         mix = (self.layer.mix1, self.layer.mix2)[which - 1]
         if mix is None:
             return None
-        return mix(self.gates(x)[f"mix{which}"].view(1, 1, -1, self.config.rank))
+        return mix(self.gates(x)[f"mix{which}"].view(-1, 1, len(mix.diag), self.config.rank))
 
     def R(self, x: Tensor, which: int, index: int = 0) -> Tensor:
         """``[t, t]``: I + Diag(p) + A Diag(s(x)) Bᵀ of a branch (first mix) or head (second mix)."""
-        mix = kernels(self.mix(x, which), index, self.t)
-        identity = torch.eye(self.t, dtype=x.dtype)
-        return identity if mix is None else identity + mix.added(0)
+        mix = self.mix(x, which)
+        if mix is None:
+            return torch.eye(self.t, dtype=x.dtype)
+        p, A, B = (part[index, : self.t] for part in mix[:3])
+        R = torch.diag(1 + p) + A * mix.gate[:, :, index] @ B.T
+        return R.view(*x.shape[:-1], self.t, self.t)
 
     def L1(self, x: Tensor, branch: int = 0) -> Tensor:
         """``[D, D]``: W_q M(1)(x) W_kᵀ"""
         rows = slice(branch * self.config.qk_dim, (branch + 1) * self.config.qk_dim)
         W_q, W_k = self.layer.q_proj.weight[rows].T, self.layer.k_proj.weight[rows].T
-        return W_q * self.gates(x)["query"][rows] @ W_k.T
+        return W_q * self.gates(x)["query"][..., None, rows] @ W_k.T
 
     def L2T(self, x: Tensor, head: int = 0) -> Tensor:
         """``[D, D]``: W_v M(2)(x) W_oᵀ"""
         rows = slice(head * self.config.vo_dim, (head + 1) * self.config.vo_dim)
         W_v, W_o = self.layer.v_proj.weight[rows].T, self.layer.o_proj.weight[:, rows]
-        return W_v * self.gates(x)["output"][rows] @ W_o.T
+        return W_v * self.gates(x)["output"][..., None, rows] @ W_o.T
 
     def W1(self, x: Tensor, branch: int = 0) -> Tensor:
         """``[D, t]``: the instantiated first layer."""
@@ -121,15 +136,15 @@ class Step:
 
     def W2(self, x: Tensor, head: int = 0) -> Tensor:
         """``[t, D]``: the instantiated second layer."""
-        return self.R(x, 2, head).T @ self.X2 @ self.L2T(x, head)
+        return self.R(x, 2, head).mT @ self.X2 @ self.L2T(x, head)
 
     def h(self, x: Tensor, branch: int = 0) -> Tensor:
         """``[t]``: the hidden pre-activation."""
-        return x @ self.W1(x, branch)
+        return times(x, self.W1(x, branch))
 
     def rho(self, x: Tensor, head: int = 0) -> Tensor:
-        """The norm that divides the pre-activation of a head."""
-        return (self.h(x, head).square().sum() + self.config.eps).sqrt()
+        """``[1]``: the norm that divides the pre-activation of a head."""
+        return (self.h(x, head).square().sum(-1, keepdim=True) + self.config.eps).sqrt()
 
     def strength(self, x: Tensor, head: int = 0) -> Tensor:
         """``[t]``: HyperGLU's positive factor of every slot; ones for HyperMLP."""
@@ -144,24 +159,31 @@ class Step:
 
     def o(self, x: Tensor) -> Tensor:
         """``[D]``: the output, a sum of two-layer MLPs over the heads."""
-        return torch.stack(
-            [self.sigma(x, head) @ self.W2(x, head) for head in range(self.config.num_heads)]
-        ).sum(0)
+        heads = range(self.config.num_heads)
+        return torch.stack([times(self.sigma(x, head), self.W2(x, head)) for head in heads]).sum(0)
 
     def operator(self, x: Tensor, *, mixed: bool = True) -> "partial[Tensor]":
         """Return the operator for the query x as a function of the values ``[1, t, H, width]``.
 
-        Without ``mixed`` it leaves out the second mix.
+        It returns ``[queries, 1, H, width]``. Without ``mixed`` it leaves out the second mix.
         """
         config, gate = self.config, self.gates(x)["query"]
-        q = (self.layer.q_proj(x) * gate).view(1, 1, config.num_branches, config.qk_dim)
-        settings: dict[str, Any] = {"layout": config.layout, "eps": config.eps}
-        settings |= {"mix1": self.mix(x, 1), "mix2": self.mix(x, 2) if mixed else None}
-        return partial(attend, q, self.keys, activation=config.activation, **settings)
+        q = (self.layer.q_proj(x) * gate).view(-1, 1, config.num_branches, config.qk_dim)
+        return partial(
+            attend,
+            q,
+            self.keys,
+            mix1=self.mix(x, 1),
+            mix2=self.mix(x, 2) if mixed else None,
+            activation=config.activation,
+            layout=config.layout,
+            eps=config.eps,
+        )
 
     def real(self, x: Tensor) -> Tensor:
         """``[D]``: the output, by the layer's projections and the operator."""
-        return self.layer.o_proj(self.operator(x)(self.values).flatten() * self.gates(x)["output"])
+        heads = self.operator(x)(self.values).view(*x.shape[:-1], -1)
+        return self.layer.o_proj(heads * self.gates(x)["output"])
 
     def real_unnormalised(self, x: Tensor) -> Tensor:
         """``[D]``: the output times rho, of a layer with one head."""
@@ -169,8 +191,8 @@ class Step:
 
     def real_weights(self, x: Tensor, *, mixed: bool = True) -> Tensor:
         """``[H, t]`` in slot order: the operator's readout weights, found with unit vectors as values."""
-        units = torch.eye(self.t, dtype=x.dtype)[:, None].expand(-1, self.config.num_heads, -1)[None]
-        return self._by_slot(self.operator(x, mixed=mixed)(units)[0, 0], -1)
+        units = torch.eye(self.t, dtype=x.dtype)[None, :, None].expand(-1, -1, self.config.num_heads, -1)
+        return self._by_slot(self.operator(x, mixed=mixed)(units).view(*x.shape[:-1], -1, self.t), -1)
 
     def real_activation(self, x: Tensor) -> Tensor:
         """``[H, t]``: the operator's activation, before the second mix."""
@@ -178,19 +200,11 @@ class Step:
 
     def real_h(self, x: Tensor, head: int = 0) -> Tensor:
         """``[t]``: the operator's pre-activation where it is positive; its activation shows no more."""
-        return self.real_activation(x)[head] / self.strength(x, head) * self.rho(x, head)
+        return self.real_activation(x)[..., head, :] / self.strength(x, head) * self.rho(x, head)
 
     def active(self, x: Tensor) -> Tensor:
         """bool ``[t]``: the slots that the operator activates in the first head."""
-        return self.real_activation(x)[0] > 0
-
-    def active_sets(self, queries: Iterable[Tensor]) -> Tensor:
-        """bool ``[queries, t]``: the slots that the operator activates in the first head for each query."""
-        return torch.stack([self.active(x) for x in queries])
-
-    def signs(self, queries: Iterable[Tensor]) -> Tensor:
-        """bool ``[queries, t]``: the slots of the first head with h > 0 for each query."""
-        return torch.stack([self.h(x) > 0 for x in queries])
+        return self.real_activation(x)[..., 0, :] > 0
 
 
 def random_step(label: str, rows: int = T, **settings: Any) -> Step:

@@ -1,7 +1,6 @@
 """Consequences for prompts, slots, registers, linear attention and noise."""
 
 import torch
-from torch import Tensor
 
 from hypermlp.theory.check import check, far, largest, provided
 from hypermlp.theory.geometry import static
@@ -43,11 +42,11 @@ def slots_are_made_of_the_whole_context(base: str) -> float:
     step = random_step(full(base))
     x = step.newest
 
-    def address(head: int) -> Tensor:
+    def difference(head: int) -> float:
         slots = torch.einsum("ji,jd->id", step.R(x, 1, head), step.X1)
-        return alpha(step, x, slots, head).clamp(min=0)
+        return far(step.real_h(x, head), alpha(step, x, slots, head).clamp(min=0))
 
-    return largest(far(step.real_h(x, head), address(head)) for head in range(step.config.num_heads))
+    return largest(map(difference, range(step.config.num_heads)))
 
 
 @check("Proposition prop:imp2_slots_global", at_least=1.0)
@@ -61,12 +60,10 @@ def every_slot_sees_every_row(base: str) -> float:
     def dependence(label: str) -> float:
         layer, X = random_layer(label, num_heads=1, static=True), random_rows(T)
         nudges = 0.01 * torch.eye(T, dtype=X.dtype)[:, :, None] * random_query(seed=7)  # of one row each
-        here, moved = Step(layer, X), [Step(layer, X + nudge) for nudge in nudges]
-        depends = torch.zeros(T, T, dtype=torch.bool)
-        for x in random_rows(20, seed=3):
-            changes = torch.stack([step.real_h(x) for step in moved]) - here.real_h(x)
-            depends |= changes.abs() > 1e-9
-        return float(depends.double().mean())
+        queries = random_rows(20, seed=3)
+        moved = torch.stack([Step(layer, X + nudge).real_h(queries) for nudge in nudges])
+        depends = (moved - Step(layer, X).real_h(queries)).abs() > 1e-9  # [row, query, slot]
+        return float(depends.any(1).double().mean())
 
     return provided(dependence(base) == 1 / T, dependence(f"{base}-12o!"))
 
@@ -126,9 +123,8 @@ def noise_activates_half_of_its_slots(base: str) -> float:
     layer, x = random_layer(base, num_heads=1), random_query(seed=5)
     branches = (layer.config.num_branches, layer.config.qk_dim)
     k = layer.k_proj(random_rows(draws * rows, seed=6)).view(draws, rows, *branches)
-    q = layer.q_proj(x).view(1, 1, *branches).expand(draws, -1, -1, -1)
-    values = torch.eye(rows, dtype=x.dtype).view(1, rows, 1, rows).expand(draws, -1, -1, -1)
+    q = layer.q_proj(x).view(1, 1, *branches)
+    values = torch.eye(rows, dtype=x.dtype).view(1, rows, 1, rows)
     active = attend(q, k, values, activation=layer.config.activation)[:, 0, 0] > 0
-    scores = torch.einsum("bd,btd->bt", q[:, 0, 0], k[:, :, 0])
-    wrong = float((active != (scores > 0)).double().mean())
+    wrong = float((active != (k[:, :, 0] @ q[0, 0, 0] > 0)).double().mean())
     return largest([wrong, abs(float(active.double().mean()) / 0.5 - 1)])

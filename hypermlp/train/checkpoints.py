@@ -21,15 +21,6 @@ def digests(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): file_digest(path) for path in files}
 
 
-def seal(folder: Path) -> None:
-    """Write the checksums of everything in the folder, and flush all of it to the disk."""
-    (folder / SEAL).unlink(missing_ok=True)
-    content = digests(folder)
-    (folder / SEAL).write_text(json.dumps({"sha256": content}, indent=2))
-    for name in (*content, SEAL):
-        _flush(folder / name)
-
-
 def _flush(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -49,8 +40,14 @@ def publish_folder(aside: Path, folder: Path) -> None:
 
 
 def put_in_place(aside: Path, folder: Path) -> None:
-    """Seal a checkpoint that was written aside and publish it as ``folder``, replacing any existing one."""
-    seal(aside)
+    """Publish a checkpoint that was written aside as ``folder``, replacing any existing one.
+
+    Before that, seal it with the checksums of its files, and flush all of it to the disk.
+    """
+    content = digests(aside)
+    (aside / SEAL).write_text(json.dumps({"sha256": content}, indent=2))
+    for name in (*content, SEAL):
+        _flush(aside / name)
     publish_folder(aside, folder)
 
 

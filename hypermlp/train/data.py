@@ -67,8 +67,8 @@ class PreparedData:
         self.tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
 
 
-def prepare(data: DataSettings, *, quiet: bool = False) -> PreparedData:
-    """Return the prepared data of a recipe from the cache, where one process makes it first if it is missing.
+def prepare(data: DataSettings) -> PreparedData:
+    """Return the prepared data of a recipe from the cache; if it is missing, one process makes it first.
 
     The folder in the cache is complete or absent.
     """
@@ -77,17 +77,17 @@ def prepare(data: DataSettings, *, quiet: bool = False) -> PreparedData:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):
             if not (folder / DESCRIPTION).exists():  # else another process has just made it
-                _make(data, folder, quiet=quiet)
+                _make(data, folder)
     return PreparedData(folder)
 
 
-def _make(data: DataSettings, folder: Path, *, quiet: bool) -> None:
+def _make(data: DataSettings, folder: Path) -> None:
     """Write prepared data aside and publish it as ``folder``; leave nothing behind if that fails."""
     aside = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(aside, ignore_errors=True)  # left by a process that was killed
     aside.mkdir()
     try:
-        _write(data, aside, quiet=quiet)
+        _write(data, aside)
         publish_folder(aside, folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -117,11 +117,11 @@ def _key(data: DataSettings) -> str:
     return f"{name}-{key.hexdigest()[:16]}"
 
 
-def _write(data: DataSettings, folder: Path, *, quiet: bool) -> None:
+def _write(data: DataSettings, folder: Path) -> None:
     """Tokenize the source and write prepared data into ``folder``."""
     tokenizer = build_tokenizer(data.tokenizer, documents(data))
     dtype = np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32)
-    lengths = _write_tokens(data, tokenizer, dtype, folder, quiet=quiet)
+    lengths = _write_tokens(data, tokenizer, dtype, folder)
     if not lengths["validation"] and len(lengths["train"]) > 1:
         _move_last_document(folder, lengths, dtype)
     for split in SPLITS:
@@ -142,18 +142,17 @@ def _write(data: DataSettings, folder: Path, *, quiet: bool) -> None:
         "sha256": digests(folder),
     }
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n")
-    if not quiet:
-        counts = ", ".join(f"{sum(lengths[split]):,} tokens for {split}" for split in SPLITS)
-        print(f"prepared {data.source}: {counts}", flush=True)
+    counts = ", ".join(f"{sum(lengths[split]):,} tokens for {split}" for split in SPLITS)
+    print(f"prepared {data.source}: {counts}", flush=True)
 
 
 def _write_tokens(
-    data: DataSettings, tokenizer: Any, dtype: np.dtype[Any], folder: Path, *, quiet: bool
+    data: DataSettings, tokenizer: Any, dtype: np.dtype[Any], folder: Path
 ) -> dict[str, "array[int]"]:
     """Write every document's tokens to the file of its split; return the documents' lengths by split."""
     lengths = {split: array("q") for split in SPLITS}
     # A slow bar, shown only if preparing takes longer than a few seconds: a log gets a line now and then.
-    bar = tqdm(desc=f"preparing {data.source}", unit=" tokens", delay=5, mininterval=10, disable=quiet)
+    bar = tqdm(desc=f"preparing {data.source}", unit=" tokens", delay=5, mininterval=10)
     with bar, open(folder / "train.bin", "wb") as train, open(folder / "validation.bin", "wb") as validation:
         files = {"train": train, "validation": validation}
         for ids, split in _encoded(data, tokenizer):

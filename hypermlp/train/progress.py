@@ -65,8 +65,7 @@ class StopOnSignal(TrainerCallback):
     A signal to one process stops all processes at the same step.
     """
 
-    def __init__(self) -> None:
-        self.asked = False
+    asked = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.before = {number: signal.signal(number, self._ask) for number in (signal.SIGTERM, signal.SIGINT)}

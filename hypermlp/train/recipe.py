@@ -162,10 +162,7 @@ class Recipe:
             for name in names.split():
                 value = operator.attrgetter(name)(self)
                 require(name, value, holds(value), allowed)
-        self._check_combinations()
-
-    def _check_combinations(self) -> None:
-        """Raise for settings that are possible on their own, but not together."""
+        # From here on: settings that are possible on their own, but not together.
         training, data = self.training, self.data
         possible = data.source.startswith("hub:") or not data.streaming
         require("data.streaming", data.streaming, possible, "false, unless the source is hub:NAME")
@@ -261,8 +258,7 @@ def matched_config(settings: dict[str, Any], mixer: str) -> HyperMLPConfig:
 
 def _parameter_count(settings: dict[str, Any]) -> int:
     with torch.device("meta"):
-        model = HyperMLPForCausalLM(HyperMLPConfig(**settings))
-    return sum(parameter.numel() for parameter in model.parameters())
+        return HyperMLPForCausalLM(HyperMLPConfig(**settings)).num_parameters()
 
 
 def find_recipe(name: str) -> Path:

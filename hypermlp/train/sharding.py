@@ -53,8 +53,11 @@ def whole_weights(model: nn.Module) -> dict[str, Any]:
 def save_optimizer(optimizer: AdamW, model: nn.Module, folder: Path) -> None:
     """Write this process's part of the optimizer state to ``folder``; every process must call this."""
     with _storage() as alone:
-        writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-        save(_state(optimizer, model), storage_writer=writer, no_dist=alone)
+        save(
+            _state(optimizer, model),
+            storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True),
+            no_dist=alone,
+        )
 
 
 def load_optimizer(optimizer: AdamW, model: nn.Module, folder: Path) -> None:
@@ -77,10 +80,10 @@ def _state(optimizer: AdamW, model: nn.Module) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def _storage() -> Iterator[bool]:
-    """Yield whether this process trains alone; turn storage errors, which are no Exception, into OSError."""
+    """Yield whether this process trains alone; turn storage errors into OSError."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as requested by no_dist
         try:
             yield not torch.distributed.is_initialized()
-        except CheckpointException as error:
+        except CheckpointException as error:  # a BaseException, which `except Exception` would miss
             raise OSError(str(error)) from error

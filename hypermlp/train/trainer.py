@@ -107,11 +107,13 @@ class LMTrainer(Trainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         if self.lr_scheduler is None:
-            training = self.recipe.training
             self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
-                optimizer or self.optimizer, lambda step: learning_rate_factor(step, training)
+                optimizer or self.optimizer, lambda step: learning_rate_factor(step, self.recipe.training)
             )
         return self.lr_scheduler
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+        return super().compute_loss(model, inputs | {"skip_logits": True}, *args, **kwargs)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
         loss = super().training_step(model, inputs, *args, **kwargs)
@@ -147,7 +149,8 @@ class LMTrainer(Trainer):
             total = torch.zeros(2, dtype=torch.float64, device=self.args.device)
             for batch in self._evaluation_batches(sequences):
                 inputs = self._prepare_inputs(batch)
-                summed = model(**inputs, num_items_in_batch=torch.ones((), device=self.args.device)).loss
+                one = torch.ones((), device=self.args.device)  # the sum instead of the mean
+                summed = model(**inputs, num_items_in_batch=one, skip_logits=True).loss
                 total += torch.stack([summed.double(), (inputs["shift_labels"] != IGNORED).sum().double()])
             loss, count = self.accelerator.reduce(total).tolist()
             metrics[f"eval_{split}_loss"] = loss / max(1.0, count)
@@ -156,7 +159,7 @@ class LMTrainer(Trainer):
         return metrics
 
     def _evaluation_batches(self, sequences: Sequences) -> Iterator[dict[str, Tensor]]:
-        """Yield this process's batches: equally many for every process, the last perhaps without targets."""
+        """Yield this process's batches. Every process has the same number; the last may have no targets."""
         micro, rank = self.args.per_device_eval_batch_size, self.args.process_index
         for first in range(rank * micro, len(sequences) + rank * micro, micro * self.args.world_size):
             items = [sequences[min(i, len(sequences) - 1)] for i in range(first, first + micro)]

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from hypermlp.cli import COMMANDS, implementation, main
-from hypermlp.commands import info
+from hypermlp.commands import info, shared
 from hypermlp.errors import UserError
 from hypermlp.reporting.records import read_record
 
@@ -44,7 +44,7 @@ def test_a_mistake_of_the_user_is_one_line(monkeypatch, capsys, error):
     def fail(args):
         raise error
 
-    monkeypatch.setattr(info, "main", fail)
+    monkeypatch.setattr(info, "main", shared.command()(fail))
     assert main(["info"]) == 2
     assert capsys.readouterr().err == f"hypermlp info: {error}\n"
 
@@ -54,7 +54,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch, kind):
     def fail(args):
         raise kind("an internal error")
 
-    monkeypatch.setattr(info, "main", fail)
+    monkeypatch.setattr(info, "main", shared.command()(fail))
     with pytest.raises(kind, match="an internal error"):
         main(["info"])
 
@@ -67,7 +67,7 @@ def test_a_group_of_commands_needs_one_of_its_commands(capsys):
 def test_every_command_has_the_same_shape():
     for name in COMMANDS:
         found = implementation(name)
-        assert callable(found.add_arguments)
+        assert all(argument.settings["help"] for argument in found.arguments)
         assert callable(found.main)
 
 

@@ -43,10 +43,11 @@ FURTHER = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("changes", [*FORMS, *FURTHER], ids=str)
 def test_memory_is_within_15_percent_of_a_real_step(changes):
     recipe = load_recipe("cpu-mini", [*SMALL, *changes])
-    prepared = prepare(recipe.data, quiet=True)
+    prepared = prepare(recipe.data)
     step = training_step(recipe, prepared)
     step()  # the first step allocates AdamW's moments
     with use_backend("blocked"):

@@ -2,14 +2,16 @@
 
 import base64
 import json
+import runpy
 import struct
 import zlib
+from pathlib import Path
 
 import pytest
 import torch
 
 from hypermlp.cli import main
-from hypermlp.inspect import concepts, figures
+from hypermlp.inspect import figures
 from hypermlp.inspect.page import encoded
 from hypermlp.inspect.panels import panels, pre_activations
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
@@ -58,6 +60,7 @@ def pixels(view, name):
     return view.evaluate(f"document.getElementById('{name}').toDataURL()")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("screen", ["phone", "desk"])
 def test_in_a_browser(page, browser, screen):
     view = browser(page, screen)
@@ -182,6 +185,7 @@ def test_the_data_of_the_page(checkpoint):
         assert not head.active[:REGISTERS].any()
 
 
+@pytest.mark.thorough
 def test_figures(tmp_path, capsys):
     build(tmp_path / "model", ["G-cg-q-12o"])
     out = ["--out", str(tmp_path / "page.html"), "--figures", str(tmp_path / "figures")]
@@ -201,11 +205,12 @@ def test_figures_without_content_are_left_out(checkpoint, tmp_path):
 
 
 def test_the_conceptual_figures_in_the_docs_are_up_to_date(tmp_path):
-    docs = figures.Path(__file__).parents[2] / "docs" / "figures"
-    for path in concepts.draw_all(tmp_path):
+    docs = Path(__file__).parents[2] / "docs" / "figures"
+    draw_all = runpy.run_path(str(docs / "concepts.py"))["draw_all"]
+    for path in draw_all(tmp_path):
         if path.suffix == ".svg":
             assert path.read_text() == (docs / path.name).read_text(), (
-                f"run python -m hypermlp.inspect.concepts docs/figures ({path.name})"
+                f"run python docs/figures/concepts.py ({path.name})"
             )
 
 

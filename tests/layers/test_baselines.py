@@ -146,6 +146,7 @@ def test_a_state_shares_nothing_with_the_caller(name):
             layer(x[:, :1], state=state)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", BASELINES)
 def test_very_strong_decays_are_finite_and_decode(name):
     layer, x = make(name, torch.float32), 1000 * inputs(40).float()

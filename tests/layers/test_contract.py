@@ -79,6 +79,7 @@ def test_backends_agree(label, backend):
     assert_all_close(*(with_gradients(layer, x, layer) for layer in layers))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("label", LABELS)
 def test_compiles_whole(label, compiler):
     layer, x = build(label), data()  # the fastest backend; the others: tests/ops/test_library.py
@@ -98,6 +99,7 @@ def test_low_precision_is_no_worse_than_the_definition(label, dtype, backend):
     assert_no_worse(actual, plain, exact)
 
 
+@pytest.mark.thorough
 @every_pair
 def test_prefill_then_decode_at_every_split(label, backend):
     layer, x = build(label, backend), data()

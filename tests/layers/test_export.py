@@ -6,6 +6,8 @@ import torch
 from hypermlp import HyperGLU
 from hypermlp.testing import assert_close, randomise_
 
+pytestmark = pytest.mark.thorough
+
 
 def test_one_compilation_for_twelve_lengths(compiler):
     from torch._dynamo.testing import CompileCounter

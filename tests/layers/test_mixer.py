@@ -83,6 +83,7 @@ def test_a_refused_call_leaves_the_state_alone():
     assert_close(layer(x[:, 5:6], state=state), expected, tolerance=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("label", ["G-cg-q-12o", "R-12!", "S-p"])
 def test_compiles_whole(label, compiler):
     layer, x = (
@@ -103,6 +104,7 @@ def test_compiles_whole(label, compiler):
 SLOW_LABELS = [pytest.param(label, marks=pytest.mark.slow) for label in ("R-12!", "S-p")]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("label", ["G-cg-q-12o", *SLOW_LABELS])
 def test_compiles_with_symbolic_lengths(label, compiler):
     layer = build_mixer(label, hidden_size=16, max_length=12, rank=2)

@@ -66,6 +66,7 @@ def test_they_are_rows_before_the_input(layer):
         assert_close(actual[name], value, tolerance=TIGHT, what=name)
 
 
+@pytest.mark.thorough
 def test_prefill_then_decode_at_every_split(layer):
     x = data()
     full = with_gradients(layer, x, layer)

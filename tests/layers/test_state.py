@@ -214,6 +214,7 @@ def test_detach_cuts_the_gradient():
     assert "length=20" in repr(state)
 
 
+@pytest.mark.thorough
 def test_decoding_compiles_whole(compiler):
     layer, x, state = setup()
     compiled = compiler(layer, fullgraph=True)

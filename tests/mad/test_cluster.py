@@ -10,12 +10,16 @@ from hypermlp.cli import main
 from hypermlp.jobs.cells import recorded, run_cells
 from hypermlp.jobs.workers import CellError, Cluster, Local
 from hypermlp.mad.protocol import GRIDS, cells
-from hypermlp.mad.training import work
+from hypermlp.mad.training import run_cell
 
 cluster_utils = pytest.importorskip(
     "ray.cluster_utils", reason="Ray is not installed: pip install 'hypermlp[cluster]'"
 )
-pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore::ResourceWarning")]
+pytestmark = [
+    pytest.mark.usefixtures("server"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.thorough,
+]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "auto"])
@@ -98,21 +102,22 @@ def test_a_killed_worker_loses_no_finished_cell(address, tmp_path):
     found = {
         cell.task: timeless(result)
         for cell, result in run_cells(
-            work, [short, long], tmp_path, Cluster(address=address), on_progress=kill_once
+            run_cell, [short, long], tmp_path, Cluster(address=address), on_progress=kill_once
         )
     }
     assert len(killed) == 1
     assert found[short.task] == timeless(recorded(tmp_path, short))
-    assert found[long.task] == timeless(next(iter(Local(threads=1).run(work, [long], lambda *_: None)))[1])
+    ((_, alone),) = Local(threads=1).run(run_cell, [long], lambda *_: None)
+    assert found[long.task] == timeless(alone)
 
 
 def test_an_error_in_a_cell_is_returned(address):
     (cell,) = smoke("compression")
-    ((_, error),) = Cluster(address=address).run(work, [replace(cell, mixer="X")], lambda *_: None)
+    ((_, error),) = Cluster(address=address).run(run_cell, [replace(cell, mixer="X")], lambda *_: None)
     assert isinstance(error, CellError)
     assert "compression: UserError: unknown mixer 'X'" in str(error)
 
 
 def test_requests_that_no_machine_satisfies_are_refused(address):
     with pytest.raises(ValueError, match="no machine of the cluster has --threads 64 and --gpus 0"):
-        list(Cluster(address=address, threads=64).run(work, smoke("compression"), lambda *_: None))
+        list(Cluster(address=address, threads=64).run(run_cell, smoke("compression"), lambda *_: None))

@@ -16,7 +16,7 @@ from hypermlp.jobs.cells import record_path, recorded, run_cells
 from hypermlp.jobs.workers import CellError, Local
 from hypermlp.mad.protocol import GRIDS, Training, cells
 from hypermlp.mad.report import summarize
-from hypermlp.mad.training import work
+from hypermlp.mad.training import run_cell
 from hypermlp.reporting.records import read_record
 
 pytestmark = pytest.mark.usefixtures("server")
@@ -32,7 +32,7 @@ def results(wanted, folder, **where):
     def on_progress(cell, progress):
         reported.append(progress)
 
-    return list(run_cells(work, wanted, folder, Local(**where), on_progress=on_progress)), reported
+    return list(run_cells(run_cell, wanted, folder, Local(**where), on_progress=on_progress)), reported
 
 
 def test_cells_are_recorded_and_not_run_again(tmp_path):
@@ -44,6 +44,7 @@ def test_cells_are_recorded_and_not_run_again(tmp_path):
     assert sorted(r["score"] for _, r in again) == sorted(r["score"] for _, r in first)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "change",
     [
@@ -101,6 +102,7 @@ def test_cells_can_be_changed(tmp_path, capsys):
     assert settings["training"]["schedule"] == "cosine"
 
 
+@pytest.mark.thorough
 def test_a_worker_that_is_killed_is_started_again(tmp_path):
     (cell,) = smoke("in-context-recall")
     cell = replace(cell, training=replace(cell.training, epochs=60))
@@ -113,7 +115,7 @@ def test_a_worker_that_is_killed_is_started_again(tmp_path):
             for pid in children:
                 os.kill(pid, signal.SIGKILL)
 
-    found = list(run_cells(work, [cell], tmp_path, Local(threads=1), on_progress=kill_once))
+    found = list(run_cells(run_cell, [cell], tmp_path, Local(threads=1), on_progress=kill_once))
     assert killed[0]
     assert found[0][1]["steps"] == 120 or found[0][1]["score"] > 0.999
 
@@ -154,7 +156,7 @@ def test_an_interruption_keeps_what_is_done(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        list(run_cells(work, [quick, long], tmp_path, Local(threads=1), on_progress=interrupt))
+        list(run_cells(run_cell, [quick, long], tmp_path, Local(threads=1), on_progress=interrupt))
     assert recorded(tmp_path, quick) is not None
     assert recorded(tmp_path, long) is None
     time.sleep(0.5)
@@ -180,6 +182,7 @@ def test_a_users_module():
     assert table.scores["<lambda>"]["compression"] >= 0
 
 
+@pytest.mark.thorough
 def test_a_label_in_python(capsys):
     table = mad.benchmark("S-p", grid="smoke", tasks="compression")
     assert list(table.scores) == ["S-p"]
@@ -300,12 +303,13 @@ def test_a_damaged_record_is_reported(tmp_path, capsys):
             recorded(tmp_path, cell)
 
 
+@pytest.mark.thorough
 def test_a_worker_exits_when_its_parent_is_killed(tmp_path):
     """The worker exits although it sends nothing that would fail."""
     script = f"""
 from dataclasses import replace
 from hypermlp.mad.protocol import GRIDS, cells
-from hypermlp.mad.training import work
+from hypermlp.mad.training import run_cell
 from hypermlp.jobs.workers import Local
 (cell,) = cells("S-p", GRIDS["smoke"], ["compression"])
 cell = replace(cell, training=replace(cell.training, epochs=10**6, evaluate_every=10**6))
@@ -314,7 +318,7 @@ def write_pid():
     while not (children := multiprocessing.active_children()): time.sleep(0.05)
     open({str(tmp_path / "pid")!r}, "w").write(str(children[0].pid))
 threading.Thread(target=write_pid).start()
-list(Local(threads=1).run(work, [cell], lambda *_: None))
+list(Local(threads=1).run(run_cell, [cell], lambda *_: None))
 """
     parent = subprocess.Popen([sys.executable, "-c", script])
     try:
@@ -367,7 +371,7 @@ def test_errors_before_training(tmp_path, capsys, arguments, message):
 
 def test_an_error_in_a_cell_is_returned():
     (cell,) = smoke("compression")
-    ((_, error),) = Local(threads=1).run(work, [replace(cell, mixer="X")], lambda *_: None)
+    ((_, error),) = Local(threads=1).run(run_cell, [replace(cell, mixer="X")], lambda *_: None)
     assert isinstance(error, CellError)
     assert "compression: UserError: unknown mixer 'X'" in str(error)
 

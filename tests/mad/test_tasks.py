@@ -120,6 +120,7 @@ def summary(task, sampler, split):
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("split", ["train", "test"])
 @pytest.mark.parametrize("task", HASHES)
 def test_the_fast_sampler_has_the_same_distribution(task, split):

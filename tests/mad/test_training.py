@@ -12,6 +12,8 @@ from hypermlp.mad.backbones import Autoencoder, LanguageBackbone, build_backbone
 from hypermlp.mad.protocol import GRIDS, PUBLISHED, MadCell, Training, cells
 from hypermlp.mad.training import evaluate, macro_accuracy, rate_at, run_cell
 
+pytestmark = pytest.mark.thorough
+
 
 def cell(**changes):
     training = Training(batch_size=32, epochs=2, precision="float32", learning_rate=3e-3)

@@ -7,6 +7,8 @@ from hypermlp.layers import BASELINES
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
 from hypermlp.testing import assert_close
 
+pytestmark = pytest.mark.thorough
+
 
 def make(mixer: str | list[str], **settings) -> HyperMLPForCausalLM:
     torch.manual_seed(0)

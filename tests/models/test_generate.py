@@ -5,6 +5,8 @@ import torch
 
 from .conftest import LABELS, build
 
+pytestmark = pytest.mark.thorough
+
 NEW = 12
 WAYS = {
     "greedy": {},

@@ -159,6 +159,7 @@ def test_saved_and_loaded_bit_for_bit(mixer, settings, ids, tmp_path):
     assert torch.equal(again(ids).logits, model(ids).logits)
 
 
+@pytest.mark.thorough
 def test_a_saved_folder_finds_the_package_by_itself_or_says_what_to_install(tmp_path):
     build(dtype=torch.float32).save_pretrained(tmp_path)
     load = (
@@ -176,6 +177,7 @@ def test_a_saved_folder_finds_the_package_by_itself_or_says_what_to_install(tmp_
         assert expected in done.stdout + done.stderr
 
 
+@pytest.mark.thorough
 def test_compiles_whole(ids, compiler):
     model = build()
     compiled = compiler(model, fullgraph=True, backend="aot_eager")

@@ -41,6 +41,7 @@ def test_the_aligned_view_is_the_ordinary_one_by_lag():
     assert (block.ordinary(buffer)[0, 0, 4:] == 0).all()
 
 
+@pytest.mark.thorough
 def test_memory_grows_linearly():
     def memory(length: int) -> int:
         inputs = op_inputs(

@@ -13,6 +13,8 @@ import pytest
 from hypermlp.cli import main
 from hypermlp.ops import build, native
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 DRIVER = Path(__file__).with_name("driver.cpp")
 USE = "import torch; from hypermlp import HyperGLU; print(HyperGLU(16, 8)(torch.randn(1, 8, 16)).shape)"

@@ -119,6 +119,7 @@ def test_gradients_are_derivatives(backend, activation, mixes, layout):
     assert torch.autograd.gradcheck(function, inputs.tensors())
 
 
+@pytest.mark.thorough
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_shape_and_any_starts(backend, data):
@@ -238,6 +239,7 @@ def test_thread_count_does_not_matter(backend):
     assert_all_close(two, one)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_sizes_that_fill_no_block_and_no_vector(backend, layout):
     sizes = {"heads": 1, "qk_dim": 19, "vo_dim": 37, "rank": 21}

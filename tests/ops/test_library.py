@@ -39,6 +39,7 @@ def test_opcheck_of_starts():
     assert set(checks.values()) == {"SUCCESS"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("starts", [None, torch.tensor([0, 3])])
 def test_compiles_whole_and_gives_the_same(backend, starts, compiler):
     activation, mixes = ("softmax", "") if backend == "sdpa" else ("glu", "12")
@@ -57,6 +58,7 @@ def test_compiles_whole_and_gives_the_same(backend, starts, compiler):
         assert_close(a, e, tolerance=1e-10)
 
 
+@pytest.mark.thorough
 def test_compiles_with_symbolic_lengths(kernel, compiler):
     compiled = compiler(
         lambda inputs, starts: hyper_attention(*inputs, starts=starts, backend=kernel),

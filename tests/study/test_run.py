@@ -13,7 +13,7 @@ from hypermlp.jobs.cells import recorded
 from hypermlp.study.claims import CLAIMED
 from hypermlp.study.protocol import ROWS, SIZES, lm_cells, tuning_cells
 
-pytestmark = pytest.mark.usefixtures("server")
+pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.thorough]
 SMOKE = ["study", "run", "--size", "smoke", "--columns", "lm", "--out"]  # and the folder
 RESULTS = {"loss", "train_loss", "validation_loss", "curves", "parameters", "data_digest"}
 

@@ -11,6 +11,8 @@ from hypermlp.study import protocol
 from hypermlp.study.protocol import SIZES, lm_cell, lm_cells
 from hypermlp.study.tuning import best_rate, beyond_edge, tuned_rates
 
+pytestmark = pytest.mark.thorough
+
 BEST = {"S-p": 8e-3, "G-cg-q-12o": 6.4e-2, "S-pc": 2e-3}
 
 

@@ -25,7 +25,7 @@ def text_of(prepared, split):
 
 
 def test_every_document_is_there_once_and_ends(settings, corpus):
-    prepared = prepare(settings, quiet=True)
+    prepared = prepare(settings)
     whole = text_of(prepared, "train") + text_of(prepared, "validation")
     for path in corpus.iterdir():
         assert whole.count(path.read_text() + "<|endoftext|>") == 1
@@ -35,17 +35,17 @@ def test_every_document_is_there_once_and_ends(settings, corpus):
 
 
 def test_from_the_cache_unless_it_was_touched_or_the_source_changed(settings, corpus):
-    first = prepare(settings, quiet=True)
-    assert prepare(settings, quiet=True).folder == first.folder
+    first = prepare(settings)
+    assert prepare(settings).folder == first.folder
     (corpus / "new.txt").write_text("one more")
-    assert prepare(settings, quiet=True).folder != first.folder
+    assert prepare(settings).folder != first.folder
     (corpus / "new.txt").unlink()
     tokens = first.folder / "train.bin"
     content = bytearray(tokens.read_bytes())
     content[5] ^= 1
     tokens.write_bytes(content)
     with pytest.raises(ValueError, match=r"train.bin is not what was prepared: its checksum differs; remove"):
-        prepare(settings, quiet=True)
+        prepare(settings)
 
 
 def test_nothing_half_written_stays(settings, monkeypatch, tmp_path):
@@ -53,7 +53,7 @@ def test_nothing_half_written_stays(settings, monkeypatch, tmp_path):
         "hypermlp.train.data.save_tokenizer", lambda *_: (_ for _ in ()).throw(OSError("disk full"))
     )
     with pytest.raises(OSError, match="disk full"):
-        prepare(settings, quiet=True)
+        prepare(settings)
     assert not [path for path in (tmp_path / "prepared").iterdir() if path.is_dir()]
 
 
@@ -77,8 +77,8 @@ def test_a_dataset_gives_the_same_streamed_or_not(tmp_path, monkeypatch, streami
     pyarrow.parquet.write_table(pyarrow.table({"content": texts}), tmp_path / "set" / "train-0.parquet")
     pyarrow.parquet.write_table(pyarrow.table({"content": texts}), tmp_path / "plain" / "train-0.parquet")
     shared = {"text_field": "content", "context": 8, "validation": 0.2, "cache": str(tmp_path / "prepared")}
-    ours = prepare(DataSettings(source=f"hub:{tmp_path / 'set'}", streaming=streaming, **shared), quiet=True)
-    plain = prepare(DataSettings(source=str(tmp_path / "plain"), **shared), quiet=True)
+    ours = prepare(DataSettings(source=f"hub:{tmp_path / 'set'}", streaming=streaming, **shared))
+    plain = prepare(DataSettings(source=str(tmp_path / "plain"), **shared))
     for split in ("train", "validation"):
         assert np.array_equal(ours.tokens[split], plain.tokens[split])
         assert np.array_equal(ours.begins[split], plain.begins[split])
@@ -109,7 +109,7 @@ def test_the_standard_library_and_a_limit():
 
 
 def test_sequences_cover_an_epoch_once_and_are_a_function_of_their_index(settings):
-    prepared = prepare(settings, quiet=True)
+    prepared = prepare(settings)
     sequences = Sequences(prepared, "train", settings, count=10_000, seed=3)
     epoch = sequences.per_epoch
     firsts = [sequences.first_token(i) for i in range(2 * epoch)]
@@ -122,7 +122,7 @@ def test_sequences_cover_an_epoch_once_and_are_a_function_of_their_index(setting
 
 
 def test_targets_are_the_next_tokens_and_stop_at_the_end_of_a_document(settings):
-    prepared = prepare(settings, quiet=True)
+    prepared = prepare(settings)
     tokens, begins = prepared.tokens["train"], set(prepared.begins["train"].tolist())
     sequences = Sequences(prepared, "train", settings, count=100, seed=3)
     for index in range(sequences.per_epoch):
@@ -140,7 +140,7 @@ def test_targets_are_the_next_tokens_and_stop_at_the_end_of_a_document(settings)
 
 def test_a_stream_has_no_documents_and_random_sequences_begin_anywhere(settings):
     settings.packing, settings.order = "stream", "random"
-    prepared = prepare(settings, quiet=True)
+    prepared = prepare(settings)
     sequences = Sequences(prepared, "train", settings, count=1000, seed=3)
     assert set(sequences[0]) == {"input_ids", "labels", "shift_labels"}
     firsts = [sequences.first_token(i) for i in range(1000)]

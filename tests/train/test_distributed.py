@@ -12,6 +12,8 @@ from safetensors import safe_open
 from hypermlp.train.recipe import load_recipe
 from hypermlp.train.run import train
 
+pytestmark = pytest.mark.thorough
+
 SCHEDULE = ["training.decay_steps=8"]
 
 

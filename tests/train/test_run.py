@@ -21,6 +21,8 @@ from hypermlp.train.recipe import load_recipe
 from hypermlp.train.run import build_model, build_trainer, train
 from hypermlp.train.trainer import BadLossError
 
+pytestmark = pytest.mark.thorough
+
 
 def everything(folder):
     """Return what a resumed run depends on: weights, optimizer, schedule, random generators, position."""

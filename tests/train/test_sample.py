@@ -16,6 +16,8 @@ from hypermlp.cli import main
 from hypermlp.train.recipe import load_recipe
 from hypermlp.train.run import train
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def run(recipe_of_module):

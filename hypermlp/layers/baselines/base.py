@@ -68,11 +68,11 @@ class Heads:
     count: int = 0
     """If not 0, the default is this many heads instead, or fewer if so many do not divide the hidden size."""
     least: int = 1
-    """The default is this many heads where the hidden size is too small for so many of ``width``."""
+    """The default is at least this many heads, even if they are narrower than ``width``."""
     share: Fraction = Fraction(1)
     """Part of the hidden size that the heads divide among themselves."""
     multiple: int = 1
-    """What the width of a head must be a multiple of: 2 for rotary positions, which rotate pairs of
+    """The width of a head must be a multiple of this: 2 for rotary positions, which rotate pairs of
     channels."""
 
     def checked(self, num_heads: int, hidden_size: int) -> int:

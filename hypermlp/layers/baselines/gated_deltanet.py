@@ -1,4 +1,4 @@
-"""Gated DeltaNet: DeltaNet that also forgets, at a rate of each head."""
+"""Gated DeltaNet: DeltaNet with a decay for each head."""
 
 from fractions import Fraction
 

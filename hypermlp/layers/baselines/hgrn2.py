@@ -1,4 +1,4 @@
-"""HGRN2: HGRN with a matrix as its memory; what the forget gates free is the key."""
+"""HGRN2: HGRN with a matrix as its memory; the key is one minus the forget gate."""
 
 import torch
 import torch.nn.functional as F

@@ -29,42 +29,41 @@ def _kernel(module: str, name: str) -> Any:
 
 
 def _run(module: str, name: str, *inputs: Tensor, memory: Any, **options: Tensor) -> Any:
-    """Return the outputs of a kernel and its last memory. No kernel scales the queries: the layers do."""
-    kernel = _kernel(module, name)
-    return kernel(*inputs, scale=1.0, initial_state=memory, output_final_state=True, **options)
+    """Return the outputs of a kernel and its last memory. No kernel scales the queries: the layers do.
+
+    The ``inputs`` are q, k, v and others, all cast to the dtype of v; the ``options`` keep theirs.
+    """
+    cast = (x.to(inputs[2].dtype) for x in inputs)
+    return _kernel(module, name)(*cast, scale=1.0, initial_state=memory, output_final_state=True, **options)
 
 
 def gated_attention(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, memory: Memory
 ) -> tuple[Tensor, Tensor]:
-    q, k = q.to(v.dtype), k.to(v.dtype)
     if log_decay.shape[-1] == 1:
         log_decay = log_decay[..., 0].contiguous()
         return _run("simple_gla", "chunk_simple_gla", q, k, v, g=log_decay, memory=memory)
-    return _run("gla", "chunk_gla", q, k, v, log_decay, memory=memory)
+    return _run("gla", "chunk_gla", q, k, v, g=log_decay, memory=memory)
 
 
 def slot_attention(
     q: Tensor, k: Tensor, v: Tensor, write: Tensor, log_decay: Tensor, memories: tuple[Memory, Memory]
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    q, k, write = (x.to(v.dtype) for x in (q, k, write))
     known = None if memories[0] is None else memories
-    return _run("gsa", "chunk_gsa", q, k, v, write, log_decay, memory=known)
+    return _run("gsa", "chunk_gsa", q, k, v, write, g=log_decay, memory=known)
 
 
 def delta_rule(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, memory: Memory
 ) -> tuple[Tensor, Tensor]:
-    q, k, beta = (x.to(v.dtype) for x in (q, k, beta[..., 0]))
-    log_decay = log_decay[..., 0].float()
-    return _run("gated_delta_rule", "chunk_gated_delta_rule", q, k, v, log_decay, beta, memory=memory)
+    options = {"g": log_decay[..., 0].float(), "beta": beta[..., 0].to(v.dtype)}
+    return _run("gated_delta_rule", "chunk_gated_delta_rule", q, k, v, **options, memory=memory)
 
 
 def diagonal_plus_rank_one(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, log_decay: Tensor, memory: Memory
 ) -> tuple[Tensor, Tensor]:
-    q, k, a, b = (x.to(v.dtype) for x in (q, k, a, b))
-    return _run("generalized_delta_rule", "chunk_dplr_delta_rule", q, k, v, a, b, log_decay, memory=memory)
+    return _run("generalized_delta_rule", "chunk_dplr_delta_rule", q, k, v, a, b, gk=log_decay, memory=memory)
 
 
 def scan(keep: Tensor, add: Tensor, memory: Tensor) -> Tensor:

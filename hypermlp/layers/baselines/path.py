@@ -64,8 +64,8 @@ class PathAttention(Baseline[PathConfig]):
         M[s] = I - b[s] w[s]' w[s]           b[s] = 2 sigmoid(x[s] W_b)
         y[t] = o[t] W_o
 
-    Every new position changes all cached keys, so the layer counts as recurrent: what the keys went through
-    cannot be taken back.
+    Every new position changes all cached keys, and earlier keys cannot be restored, so the layer counts as
+    recurrent.
 
     Paper: Yang et al., "PaTH Attention: Position Encoding via Accumulating Householder Transformations"
     (2025).

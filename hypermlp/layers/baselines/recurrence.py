@@ -1,8 +1,8 @@
 """Recurrences with a matrix as memory, in chunks: matrix products within a chunk, a loop over chunks.
 
 Each function reads ``o[t] = q[t] S[t]`` from a memory S, and returns all o, ``[B, T, H, V]``, and the last S,
-``[B, H, K, V]``. They differ in how S changes from one position to the next. Arguments that all have are q
-and k, ``[B, T, H, K]``, and v, ``[B, T, H, V]``. Vectors are rows, so ``k' v`` is a matrix. Everything is
+``[B, H, K, V]``. They differ in how S changes from one position to the next. All of them take q and k,
+``[B, T, H, K]``, and v, ``[B, T, H, V]``. Vectors are rows, so ``k' v`` is a matrix. Everything is
 computed in float32 at least.
 
 Shapes: B batch, T positions, H heads, K and V widths of keys and values, N chunks of C positions.
@@ -204,15 +204,8 @@ def delta_rule(
     chunks = Chunks(log_decay, reach)
     q, k, v, beta = chunks.cut(q, k, v, beta)
     system = chunks.scores(beta * k, k).tril(-1)
-    values, readings = _solve_both(system, beta * v, beta * chunks.from_past(k))
-    keys = chunks.to_end(k).mT
-    current, outs = starting_memory(memory, k.new_empty(*k.shape[:2], k.shape[-1], v.shape[-1])), []
-    parts = values, readings, chunks.scores(q, k), chunks.from_past(q), chunks.kept, keys
-    for value, reading, score, query, keep, key in _by_chunk(*parts):
-        written = value - reading @ current
-        outs.append(score @ written + query @ current)
-        current = keep * current + key @ written
-    return chunks.join(torch.stack(outs, dim=2)), current
+    nothing = k.new_zeros(()).expand(*k.shape[:3], k.shape[-1], v.shape[-1])
+    return _solve_and_write(chunks, q, k, system, beta * v, -beta * chunks.from_past(k), nothing, memory)
 
 
 @full_precision
@@ -236,24 +229,37 @@ def diagonal_plus_rank_one(
     chunks = Chunks(log_decay, reach)
     q, k, v, a, b = chunks.cut(q, k, v, a, b)
     earlier = chunks.before_own_step()
-    system, own_values = -earlier.scores(a, b), earlier.scores(a, k) @ v
-    values, readings = _solve_both(system, own_values, earlier.from_past(a))
-    added, writes = chunks.to_end(k).mT @ v, chunks.to_end(b).mT
+    system, own = -earlier.scores(a, b), earlier.scores(a, k) @ v
+    added = chunks.to_end(k).mT @ v
+    out, last = _solve_and_write(chunks, q, b, system, own, earlier.from_past(a), added, memory)
+    return out + chunks.join(chunks.scores(q, k) @ v), last
+
+
+def _solve_and_write(
+    chunks: Chunks,
+    q: Tensor,
+    k: Tensor,
+    system: Tensor,
+    values: Tensor,
+    readings: Tensor,
+    added: Tensor,
+    memory: Memory,
+) -> tuple[Tensor, Tensor]:
+    """Return what q reads of the writes ``k[i]' u[i]`` and of earlier chunks, and the last memory.
+
+    In a chunk that finds the memory S, u solves ``(I + system) u = values + readings S``. The chunk also
+    adds ``added``, ``[B, H, N, K, V]``, to the memory.
+    """
+    solved = solve_unit_lower(system, torch.cat([values, readings], dim=-1))
+    values, readings = solved.split([values.shape[-1], readings.shape[-1]], dim=-1)
+    scores, queries, keys = chunks.scores(q, k), chunks.from_past(q), chunks.to_end(k).mT
     current, outs = starting_memory(memory, added[:, :, 0]), []
-    from_keys, from_writes = chunks.scores(q, k) @ v, chunks.scores(q, b)
-    parts = values, readings, from_keys, from_writes, chunks.from_past(q), chunks.kept.mT, added, writes
-    for value, reading, own, through_writes, query, keep, add, write in _by_chunk(*parts):
-        read = value + reading @ current  # a[t] S[t-1] of every row
-        outs.append(own + through_writes @ read + query @ current)
-        current = keep * current + add + write @ read
+    parts = _by_chunk(values, readings, scores, queries, chunks.kept.mT, added, keys)
+    for value, reading, score, query, keep, add, key in parts:
+        written = value + reading @ current
+        outs.append(score @ written + query @ current)
+        current = keep * current + add + key @ written
     return chunks.join(torch.stack(outs, dim=2)), current
-
-
-def _solve_both(strictly_lower: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Solve ``(I + L) x = right`` for two right sides."""
-    both = solve_unit_lower(strictly_lower, torch.cat([first, second], dim=-1))
-    one, other = both.split([first.shape[-1], second.shape[-1]], dim=-1)
-    return one, other
 
 
 def solve_unit_lower(strictly_lower: Tensor, right: Tensor) -> Tensor:

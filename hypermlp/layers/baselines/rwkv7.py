@@ -1,4 +1,4 @@
-"""RWKV-7's time mix: the rows of the memory decay at rates of their own, and each key replaces what it finds.
+"""RWKV-7's time mix: the rows of the memory decay at rates of their own, and a key replaces its old value.
 
 Shapes: B batch, T positions, D hidden size, H heads, C their width.
 """
@@ -13,7 +13,7 @@ from hypermlp.layers.baselines.recurrence import diagonal_plus_rank_one
 from hypermlp.layers.state import DecodingState
 from hypermlp.layers.visibility import Visibility
 
-STRONGEST_DECAY = -0.606531  # the log of it: -exp(-1/2)
+STRONGEST_DECAY = -0.606531  # logarithm of the strongest decay: -exp(-1/2)
 NUM_BLENDS = 6  # inputs that blend each position with the one before: read, decay, key, value, rate, gate
 
 

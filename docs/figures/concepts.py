@@ -1,9 +1,8 @@
 """The paper's concepts, drawn from the tensors of a real layer.
 
-``python -m hypermlp.inspect.concepts docs/figures`` writes the figures.
+``python docs/figures/concepts.py`` writes the figures next to this file.
 """
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ def example() -> Capture:
         torch.nn.init.normal_(parameter, std=0.4)
     assert layer.mix1 is not None
     lags = torch.arange(LENGTH, dtype=torch.float64)
-    smooth = [torch.exp(-lags / 4), torch.cos(lags / 2), -torch.exp(-lags / 9)]  # as trained kernels are
+    smooth = [torch.exp(-lags / 4), torch.cos(lags / 2), -torch.exp(-lags / 9)]  # like trained kernels
     for parameter in (layer.mix1.left, layer.mix1.right):
         parameter[0] = torch.stack(smooth, dim=1) * 0.5
     layer.mix1.diag[0] = 0.6 * torch.exp(-lags / 3)
@@ -141,5 +140,5 @@ def _skewed_buffer(seen: Capture) -> Any:
 
 
 if __name__ == "__main__":
-    for written in draw_all(Path(sys.argv[1])):
+    for written in draw_all(Path(__file__).parent):
         print(f"wrote {written}")
