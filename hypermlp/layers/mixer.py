@@ -23,9 +23,10 @@ from hypermlp.layers.registers import (
 )
 from hypermlp.layers.rotary import rotate
 from hypermlp.layers.state import DecodingState, MixerState
+from hypermlp.layers.static_state import StaticState
 from hypermlp.layers.step import native_step, steps_natively
 from hypermlp.layers.visibility import Visibility
-from hypermlp.ops.api import attend, causal_conv_pair
+from hypermlp.ops.api import attend, attend_ring, causal_conv_pair
 from hypermlp.ops.arguments import Attention
 from hypermlp.ops.dispatch import backend_for
 
@@ -112,12 +113,23 @@ class Mixer(SequenceMixer):
             if weight is not None:
                 init.normal_(weight, std=std)
 
+    def new_static_state(self, batch_size: int, *, rollback: int, capacity: int) -> StaticState:
+        if self.config.num_registers:
+            raise UserError(
+                f"capacity is {capacity}, but a layer with num_registers={self.config.num_registers} has no "
+                "decoding state of fixed size: registers have no place in a ring; leave capacity out"
+            )
+        return StaticState(batch_size, self.config, rollback=rollback, capacity=capacity)
+
     def mix(self, x: Tensor, state: MixerState | None, visibility: Visibility) -> Tensor:
-        if state is not None and steps_natively(self, x):
+        if state is not None and state.capacity is None and steps_natively(self, x):
             return native_step(self, x, state, visibility)
         registers = self._projected_registers()
         arguments, gates = self.project(x, state, visibility, registers)
         operator = partial(attend, backend=self.backend)
+        if visibility.in_ring:
+            backend = backend_for(self.backend, "ring")
+            operator = partial(attend_ring, positions=visibility.stream(), backend=backend)
         if registers is None:
             o = operator(arguments)
         else:
@@ -142,7 +154,7 @@ class Mixer(SequenceMixer):
         keys_from = values_from = x
         if self.k_conv is not None and self.v_conv is not None:
             keys_from, values_from = causal_conv_pair(
-                self._conv_inputs(x, state),
+                x if state is None else state.with_history("inputs", x, config.conv_kernel - 1),
                 self.k_conv,
                 self.v_conv,
                 x.shape[1],
@@ -151,7 +163,7 @@ class Mixer(SequenceMixer):
             )
             if registers is not None and registers.overlaps is not None:
                 keys_from, values_from = (
-                    add_overlap(rows, overlap, visibility.reach, visibility.past)
+                    add_overlap(rows, overlap, visibility.reach, visibility.known_past)
                     for rows, overlap in zip((keys_from, values_from), registers.overlaps, strict=True)
                 )
         q = self.q_proj(x).unflatten(-1, (config.num_branches, config.qk_dim))
@@ -169,17 +181,6 @@ class Mixer(SequenceMixer):
         q = q if gates.query is None else q * gates.query
         settings = config.activation, config.layout, config.eps
         return Projected(Attention(q, k, v, mix1, mix2, visibility.rows, *settings), gates)
-
-    def _conv_inputs(self, x: Tensor, state: MixerState | None) -> Tensor:
-        """Return x after the earlier inputs that its convolution reaches back to, ``[B, <= K - 1 + T,
-        D]``.
-        """
-        if state is None:
-            return x
-        history = self.config.conv_kernel - 1
-        known = state.extended("inputs", x, needed=history)
-        count = min(known.shape[1], history + x.shape[1])
-        return known.narrow(1, known.shape[1] - count, count)
 
     def _keys(self, rows: Tensor) -> Tensor:
         return self.k_proj(rows).unflatten(-1, (self.config.num_branches, self.config.qk_dim))
@@ -205,7 +206,10 @@ class Mixer(SequenceMixer):
         super()._check(x, state, starts)
         if state is not None:
             state.check_kind("inputs", x)
-        total, longest = x.shape[1] + (0 if state is None else state.length), self.config.max_length
+        past, longest = 0 if state is None else state.past, self.config.max_length
+        if isinstance(past, Tensor):
+            return  # the host does not know it; Visibility checks it on the device
+        total = past + x.shape[1]
         windowed = starts is not None or (state is not None and state.starts is not None)
         if total > longest and not windowed:
             raise UserError(

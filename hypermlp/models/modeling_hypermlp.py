@@ -25,8 +25,9 @@ from hypermlp.layers.base import SequenceMixer
 from hypermlp.layers.initialization import initialize_
 from hypermlp.layers.mlp import GeluMlp, SwigluMlp
 from hypermlp.layers.registry import layer_of
+from hypermlp.layers.state import visibility_after
 from hypermlp.layers.visibility import Visibility
-from hypermlp.models.cache import layer_state
+from hypermlp.models.cache import is_static, layer_state
 from hypermlp.models.configuration_hypermlp import HyperMLPConfig
 from hypermlp.models.visibility import batch_starts
 
@@ -164,19 +165,11 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
         batch, new = x.shape[:2]
         mixers = self.mixers()
         state = layer_state(cache, 0, mixers[0], batch)
-        past = 0 if state is None else state.length
+        past = 0 if state is None else state.past
         starts = batch_starts(attention_mask, position_ids, document_ids, batch=batch, new=new, past=past)
-        if starts is None and state is not None:
-            starts = state.following_starts()
         longest = [mixer.max_visible for mixer in mixers if mixer.max_visible is not None]
-        return Visibility(
-            starts,
-            past=past,
-            new=new,
-            device=x.device,
-            max_visible=min(longest, default=None),
-            origins=None if state is None else state.origins,
-            streaming=state is not None,
+        return visibility_after(
+            state, starts, new=new, device=x.device, max_visible=min(longest, default=None)
         )
 
 
@@ -241,6 +234,26 @@ class HyperMLPForCausalLM(HyperMLPPreTrainedModel, GenerationMixin):
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
         )
+
+    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
+        """Drop the mask of a decoding step with a static cache, which has the prompt's padding already.
+
+        The mask grows with every token and would change the shapes of the step.
+        """
+        is_step = kwargs.get("next_sequence_length") == 1 and not kwargs.get("is_first_iteration")
+        cache = kwargs.get("past_key_values")
+        if is_step and cache is not None and is_static(cache):
+            kwargs["attention_mask"] = None
+        return super().prepare_inputs_for_generation(*args, **kwargs)
+
+    @staticmethod
+    def create_masks_for_generate(*, attention_mask: Tensor | None, **_kwargs: Any) -> Tensor | None:
+        """Return the mask as it is; transformers would make a dense one for a static cache."""
+        return attention_mask
+
+    def _get_static_cache_init_shape(self) -> None:
+        """Make ``generate`` leave the allocation of a static cache to the first call of the mixers."""
+        return
 
     def _prepare_generated_length(self, *args: Any, **kwargs: Any) -> Any:
         """Limit the length to the context, where the learned slots end."""

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from hypermlp.errors import UserError
-from hypermlp.ops import blocked, convolution, native, reference, sdpa
+from hypermlp.ops import blocked, convolution, native, reference, ring, sdpa
 from hypermlp.ops.arguments import Attention, Request
 from hypermlp.ops.convolution import ConvPair
 from hypermlp.ops.library import register_attention
@@ -33,13 +33,16 @@ class Backend:
     name: str
     attention: Callable[[Attention], Tensor]
     convolution: ConvPair | None = None
+    ring: Callable[[Attention, Tensor], Tensor] | None = None
+    """The operator over a ring, for queries at positions on the device (ops/ring.py)."""
     step: bool = False
     """Whether it has the kernel for a layer's decoding step (layers/step.py)."""
     unavailable: Callable[[], str | None] = lambda: None
     unsupported: Callable[[Request], str | None] = lambda request: None
 
     def lacks(self, operation: str) -> bool:
-        return {"attention": False, "convolution": self.convolution is None, "step": not self.step}[operation]
+        has = {"attention": True, "convolution": self.convolution, "ring": self.ring, "step": self.step}
+        return not has[operation]
 
     def refusal(self, request: Request) -> str | None:
         """Return why this backend cannot serve the request, apart from the machine; None if it can."""
@@ -65,7 +68,7 @@ BACKENDS = {
             register_attention("blocked", blocked.forward, blocked.backward),
             convolution.blocked_conv_pair,
         ),
-        Backend("reference", reference.attention, convolution.reference_conv_pair),
+        Backend("reference", reference.attention, convolution.reference_conv_pair, ring=ring.attention),
     )
 }
 _override = ""  # what "auto" stands for inside ``use_backend``; torch.compile guards on it
