@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from hypermlp.errors import UserError
-from hypermlp.ops import blocked, convolution, native, reference, ring, sdpa
+from hypermlp.ops import blocked, convolution, native, reference, ring, sdpa, triton
 from hypermlp.ops.arguments import Attention, Request
 from hypermlp.ops.convolution import ConvPair
 from hypermlp.ops.library import register_attention
@@ -39,6 +39,8 @@ class Backend:
     """Whether it has the kernel for a layer's decoding step (layers/step.py)."""
     unavailable: Callable[[], str | None] = lambda: None
     unsupported: Callable[[Request], str | None] = lambda request: None
+    automatic: Callable[[Request], bool] = lambda request: True
+    """Whether "auto" may take it for a request that it supports."""
 
     def lacks(self, operation: str) -> bool:
         has = {"attention": True, "convolution": self.convolution, "ring": self.ring, "step": self.step}
@@ -63,6 +65,13 @@ BACKENDS = {
             unsupported=native.unsupported,
         ),
         Backend("sdpa", sdpa.attention, unsupported=sdpa.unsupported),
+        Backend(
+            "triton",
+            register_attention("triton", triton.forward, triton.backward, saved=triton.empty_sums),
+            unavailable=triton.unavailable,
+            unsupported=triton.unsupported,
+            automatic=lambda request: request.device_type == "cuda",
+        ),
         Backend(
             "blocked",
             register_attention("blocked", blocked.forward, blocked.backward),
@@ -136,7 +145,7 @@ def _choose(name: str, *fields: Any) -> str:
         name = os.environ.get("HYPERMLP_BACKEND") or "auto"
     if name == "auto":
         for backend in BACKENDS.values():
-            if backend.refusal(request) is None:
+            if backend.automatic(request) and backend.refusal(request) is None:
                 reason = backend.unavailable()
                 if reason is None:
                     return backend.name

@@ -17,8 +17,9 @@ from hypermlp.ops.arguments import FLAT_SCHEMA, Attention
 
 Forward = Callable[[Attention], tuple[Tensor, Tensor]]
 """Return the output ``[B, Tq, H, Dv]`` and 1/rho ``[H * B, Tq, 1]``."""
-Backward = Callable[[Tensor, Tensor, Attention], list[Tensor]]
-"""From the gradient of the output, 1/rho and the arguments, return a gradient for each present tensor."""
+Backward = Callable[..., list[Tensor]]
+"""From the gradient of the output, 1/rho and the arguments, return a gradient for each present tensor. A
+backend that keeps its output gets it before 1/rho."""
 Operator = Callable[..., Any]
 
 SECOND_DERIVATIVE = (
@@ -102,32 +103,44 @@ def _fake(*flat: Any) -> tuple[Tensor, Tensor]:
     return q.new_empty(batch, queries, heads, v.shape[3]), inverse_norm
 
 
-def _fake_backward(grad_out: Tensor, inverse_norm: Tensor, *flat: Any) -> list[Tensor]:
-    return [x.new_empty(x.shape) for x in Attention.unflatten(flat).tensors() if x is not None]
-
-
 def register_attention(
-    name: str, forward: Forward | None = None, backward: Backward | None = None
+    name: str,
+    forward: Forward | None = None,
+    backward: Backward | None = None,
+    *,
+    saved: Callable[[Attention], Tensor] | None = None,
 ) -> Callable[[Attention], Tensor]:
     """Register ``hypermlp::{name}`` and ``hypermlp::{name}_grad``; return the function that a backend
     runs.
 
     Kernels in Python run with autocast off: they choose their own precision. Without ``forward`` and
-    ``backward`` the kernels are expected to register themselves.
+    ``backward`` the kernels are expected to register themselves. ``saved``: the forward returns a tensor like
+    this function's empty one instead of 1/rho, and the backward gets the output and this tensor.
     """
     what = f"hyper_attention in backend {name!r}"
-    forward_op = define(name, f"({FLAT_SCHEMA}) -> (Tensor, Tensor)", _fake)
-    backward_schema = f"(Tensor grad_out, Tensor inverse_norm, {FLAT_SCHEMA}) -> Tensor[]"
-    backward_op = define(f"{name}_grad", backward_schema, _fake_backward)
+    kept = ("Tensor inverse_norm",) if saved is None else ("Tensor out", "Tensor saved")
+
+    def fake(*flat: Any) -> tuple[Tensor, Tensor]:
+        out, inverse_norm = _fake(*flat)
+        return out, inverse_norm if saved is None else saved(Attention.unflatten(flat))
+
+    def fake_backward(*inputs: Any) -> list[Tensor]:
+        tensors = Attention.unflatten(inputs[1 + len(kept) :]).tensors()
+        return [x.new_empty(x.shape) for x in tensors if x is not None]
+
+    forward_op = define(name, f"({FLAT_SCHEMA}) -> (Tensor, Tensor)", fake)
+    backward_schema = f"(Tensor grad_out, {', '.join(kept)}, {FLAT_SCHEMA}) -> Tensor[]"
+    backward_op = define(f"{name}_grad", backward_schema, fake_backward)
     if forward is not None and backward is not None:
 
         def forward_kernel(*flat: Any) -> tuple[Tensor, Tensor]:
             with torch.autocast(flat[0].device.type, enabled=False):
                 return forward(Attention.unflatten(flat))
 
-        def backward_kernel(grad_out: Tensor, inverse_norm: Tensor, *flat: Any) -> list[Tensor]:
-            with torch.autocast(grad_out.device.type, enabled=False):
-                return backward(grad_out, inverse_norm, Attention.unflatten(flat))
+        def backward_kernel(*inputs: Any) -> list[Tensor]:
+            given, flat = inputs[: 1 + len(kept)], inputs[1 + len(kept) :]
+            with torch.autocast(given[0].device.type, enabled=False):
+                return backward(*given, Attention.unflatten(flat))
 
         torch.library.impl(f"hypermlp::{name}", "default", forward_kernel)
         torch.library.impl(f"hypermlp::{name}_grad", "default", backward_kernel)
@@ -135,13 +148,13 @@ def register_attention(
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         arguments = Attention.unflatten(inputs)
         ctx.settings = arguments.activation, arguments.layout, arguments.eps
-        ctx.save_for_backward(output[1], *arguments.tensors(), arguments.starts)
+        ctx.save_for_backward(*output[-len(kept) :], *arguments.tensors(), arguments.starts)
         ctx.set_materialize_grads(True)
 
-    def run_backward(ctx: Any, grad_out: Tensor, _grad_inverse_norm: Tensor) -> tuple[Tensor | None, ...]:
-        inverse_norm, *tensors = ctx.saved_tensors
+    def run_backward(ctx: Any, grad_out: Tensor, _grad_saved: Tensor) -> tuple[Tensor | None, ...]:
+        given, tensors = ctx.saved_tensors[: len(kept)], ctx.saved_tensors[len(kept) :]
         flat = (*tensors, *ctx.settings)
-        grads = iter(backward_op(grad_out, inverse_norm, *flat))
+        grads = iter(backward_op(grad_out, *given, *flat))
         present = (None if x is None else next(grads) for x in Attention.unflatten(flat).tensors())
         return *present, None, None, None, None  # starts, activation, layout and eps have no gradient
 

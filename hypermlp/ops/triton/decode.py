@@ -1,0 +1,147 @@
+"""Decoding: one query for each sequence, on the caches as they are, in four launches.
+
+Nothing is copied and nothing depends on the contents of a tensor, so a CUDA graph can capture a step.
+``ends`` serves caches of fixed size, in which the query's position is a number on the device.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from hypermlp.ops.arguments import Attention
+from hypermlp.ops.triton import decode_kernels, kernels, tiles
+from hypermlp.ops.triton.launch import Scratch, decode_splits, launch
+from hypermlp.ops.triton.problem import contiguous_mix, mix_arguments
+from hypermlp.ops.triton.saved import saved_size, saved_sums, score_dtype
+
+SPLITS = 16  # partial sums that are added at once
+
+
+def decode(arguments: Attention, ends: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the output ``[B, 1, H, Dv]`` of one query and the sums that the backward pass needs.
+
+    Args:
+        arguments: with one query. k and v are read where they are, if their last dimension is contiguous.
+        ends: int64 ``[B]``, how many keys each sequence has; the query is the last of them. None for all.
+            Keys and values behind them are not read.
+    """
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in arguments[:3])
+    assert q.shape[1] == 1
+    mix1, mix2 = contiguous_mix(arguments.mix1), contiguous_mix(arguments.mix2)
+    batch, num_keys, heads, channels = v.shape
+    branches = q.shape[2]
+    dtype = score_dtype(q.dtype)
+    glu = int(arguments.activation == "glu")
+    saved = q.new_empty(saved_size(arguments), dtype=dtype)
+    sums1, sums2 = saved_sums(arguments, saved)
+    scratch = Scratch(q)
+    scores = scratch.get("scores", (batch * branches, num_keys), dtype)
+    weights = scratch.get("weights", (batch * heads, num_keys), dtype)
+    splits, per_split = decode_splits(num_keys, batch * heads)
+    partial1 = scratch.get("partial sums 1", (splits, *sums1.shape), dtype)
+    partial2 = scratch.get("partial sums 2", (splits, *sums2.shape), dtype)
+    partial_out = scratch.get("partial output", (splits, batch * heads, channels), dtype)
+    common: dict[str, Any] = {
+        "starts": arguments.starts,
+        "ends": ends,
+        "num_keys": num_keys,
+        "capacity": num_keys,
+        "tiles_per_split": per_split,
+        "HAS_STARTS": arguments.starts is not None,
+        "HAS_ENDS": ends is not None,
+        "BN": tiles.DECODE_KEYS,
+    }
+    layout = {"LAG": arguments.layout == "lag", "BD": tiles.DECODE_CHANNELS}
+    launch(
+        decode_kernels.decode_scores,
+        "decode_scores",
+        (splits, branches, batch),
+        None,
+        q=q,
+        k=k,
+        parameter=mix1 and mix1.left,
+        scores=scores,
+        partial=partial1 if sums1.shape[2] else None,
+        q_item=q.stride(0),
+        q_head=q.stride(2),
+        k_item=k.stride(0),
+        k_key=k.stride(1),
+        k_head=k.stride(2),
+        num_slots=0 if mix1 is None else mix1.left.shape[1],
+        channels=q.shape[3],
+        matrices=batch * branches,
+        heads=branches,
+        SUMS=sums1.shape[2] > 0,
+        **mix_arguments(mix1),
+        **common,
+        **layout,
+    )
+    launch(
+        decode_kernels.decode_activate,
+        "decode_activate",
+        (splits, heads, batch),
+        None,
+        scores=scores,
+        weights=weights,
+        partial1=partial1 if sums1.shape[2] else None,
+        stats1=sums1 if sums1.shape[2] else None,
+        gate1=mix1 and mix1.gate,
+        diag1=mix1 and mix1.diag,
+        right1=mix1 and mix1.right,
+        right2=mix2 and mix2.right,
+        partial2=partial2,
+        num_slots=0 if mix1 is None else mix1.left.shape[1],
+        num_slots2=0 if mix2 is None else mix2.left.shape[1],
+        num_splits=splits,
+        matrices=batch * heads,
+        heads=heads,
+        GLU=glu,
+        SUMS=sums1.shape[2] > 0,
+        SPLITS=SPLITS,
+        **mix_arguments(mix1, "1"),
+        **mix_arguments(mix2, "2"),
+        **common,
+    )
+    launch(
+        decode_kernels.decode_readout,
+        "decode_readout",
+        (splits, -(-channels // tiles.DECODE_CHANNELS), batch * heads),
+        None,
+        weights=weights,
+        v=v,
+        partial2=partial2,
+        stats2=sums2,
+        gate2=mix2 and mix2.gate,
+        diag2=mix2 and mix2.diag,
+        left2=mix2 and mix2.left,
+        partial_out=partial_out,
+        v_item=v.stride(0),
+        v_key=v.stride(1),
+        v_head=v.stride(2),
+        num_slots2=0 if mix2 is None else mix2.left.shape[1],
+        channels=channels,
+        num_splits=splits,
+        matrices=batch * heads,
+        heads=heads,
+        EPS=arguments.eps,
+        SPLITS=SPLITS,
+        **mix_arguments(mix2),
+        **common,
+        **layout,
+    )
+    out = q.new_empty(batch, 1, heads, channels)
+    launch(
+        kernels.collect,
+        "collect",
+        (-(-channels // tiles.COLLECT), batch * heads),
+        None,
+        partial=partial_out,
+        total=out,
+        length=channels,
+        num_splits=splits,
+        split_stride=batch * heads * channels,
+        partial_stride=channels,
+        matrix_stride=channels,
+        BLOCK=tiles.COLLECT,
+    )
+    return out, saved

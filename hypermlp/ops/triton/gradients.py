@@ -1,0 +1,296 @@
+"""The row kernels of the backward pass: ``activate_backward`` and ``parameters``.
+
+``inner`` and ``finish`` of kernels.py serve the backward pass too: the gradient of a mix is the transposed
+mix.
+"""
+
+import triton
+import triton.language as tl
+
+from hypermlp.ops.triton.kernels import SIZES
+from hypermlp.ops.triton.rows import (
+    first_shift,
+    gated_sums,
+    half_scale,
+    inverse_norm,
+    load_tile,
+    matmul,
+    mixed,
+    origins,
+    pre_activation,
+    query_values,
+    rows_reached,
+    sigmoid_from,
+    slot_exists,
+    slot_rows,
+    slot_scale,
+    softplus,
+    store_tile,
+    tile_offsets,
+    tile_rows,
+    tile_slots,
+    visible,
+)
+
+
+@triton.jit
+def _store_sums(partial, matrix, matrix_stride, row, live, values, RANK: tl.constexpr, R: tl.constexpr):
+    column = tl.arange(0, R)
+    mask = live[:, None] & (column < RANK)[None, :]
+    pointer = partial + matrix.to(tl.int64) * matrix_stride
+    tl.store(pointer + row[:, None] * RANK + column[None, :], values, mask=mask)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def activate_backward(
+    scores,
+    grad_weights,
+    weights,
+    grad_scores,
+    stats1,
+    stats2,
+    grad_stats2,
+    delta,
+    grad_norms,
+    gate1,
+    diag1,
+    right1,
+    gate2,
+    diag2,
+    right2,
+    partial,
+    starts,
+    num_rows,
+    first_query,
+    num_queries,
+    offset,
+    num_slots,
+    num_slots2,
+    ld,
+    pad,
+    tiles_per_split,
+    split_stride,
+    matrix_stride,
+    heads,
+    RANK1: tl.constexpr,
+    R1: tl.constexpr,
+    MIXED1: tl.constexpr,
+    RANK2: tl.constexpr,
+    R2: tl.constexpr,
+    MIXED2: tl.constexpr,
+    GLU: tl.constexpr,
+    SCALED: tl.constexpr,
+    EPS: tl.constexpr,
+    HAS_STARTS: tl.constexpr,
+    LAG: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
+    """Recompute the normalised activation (``weights``); write the gradient of the mixed scores.
+
+    ``partial[split, branch, row] = gradient of the mixed scores · right1``; ``grad_stats2`` holds the
+    gradient of the weights · left2, ``delta`` the product of the output and its gradient. SCALED (float16):
+    ``row_factors`` in backward.py says by what the stored rows are divided.
+    """
+    first, row, live = tile_rows(num_rows, STRIDE, BM)
+    if first >= num_rows:
+        return
+    split, matrix = tl.program_id(1), tl.program_id(2)
+    item, head = matrix // heads, matrix % heads
+    branches = heads * (1 + GLU)
+    branch = item * branches + head
+    dtype: tl.constexpr = scores.dtype.element_ty
+    position, start, count = visible(starts, item, row, live, first_query, num_queries, offset, HAS_STARTS)
+    origin = origins(position, start, pad, LAG)
+    shift = first_shift(pad + (offset + first_query + first if LAG else 0), STRIDE, LAG)
+    query = first_query + row
+    width1: tl.constexpr = RANK1 + 1
+    width2: tl.constexpr = RANK2 + 1
+
+    inverse = inverse_norm(query_values(stats2, matrix, query, live, num_queries, width2, RANK2), EPS)
+    projection = query_values(delta, matrix, query, live, num_queries, 1, 0)
+    gate_factor = inverse
+    scale_factor = tl.full([BM], 1.0, dtype=dtype)
+    weight_factor = scale_factor
+    if SCALED:
+        norm = query_values(grad_norms, matrix, query, live, num_queries, 1, 0)
+        gate_factor = 1.0 / tl.where(live, norm, 1.0)
+        if GLU:
+            weight_factor = half_scale(
+                query_values(stats1, branch + heads, query, live, num_queries, width1, RANK1)
+            )
+            gate_factor *= weight_factor
+            scale_factor = gate_factor
+    gated = tl.zeros([BM, R1], dtype=dtype)
+    gated_scale = gated
+    gated_grad = tl.zeros([BM, R2], dtype=dtype)
+    if MIXED1:
+        gated = gated_sums(
+            stats1, gate1, item, head, branches, query, live, num_queries, width1, RANK1, R1, dtype
+        )
+        if GLU:
+            gated_scale = gated_sums(
+                stats1,
+                gate1,
+                item,
+                head + heads,
+                branches,
+                query,
+                live,
+                num_queries,
+                width1,
+                RANK1,
+                R1,
+                dtype,
+            )
+    if MIXED2:
+        gated_grad = gated_sums(
+            grad_stats2, gate2, item, head, heads, query, live, num_queries, RANK2, RANK2, R2, dtype
+        )
+
+    cells = num_rows.to(tl.int64) * ld
+    base, out = scores + branch * cells, grad_scores + branch * cells
+    base_scale, out_scale = base + heads * cells, out + heads * cells
+    products = tl.zeros([BM, R1], dtype=dtype)
+    products_scale = tl.zeros([BM, R1], dtype=dtype)
+    last = tl.minimum((split + 1) * tiles_per_split, tl.cdiv(tl.max(count, 0) + shift, BN))
+    for tile in tl.range(split * tiles_per_split, last):
+        slot = tile_slots(tile, shift, BN, LAG)
+        reached = rows_reached(live, count, tile, shift, BN)
+        exists = slot_exists(slot, count)
+        offsets = tile_offsets(row, origin, tile, shift, ld, STRIDE, BN, LAG)
+        grad = load_tile(grad_weights + matrix * cells, offsets, exists, reached, STRIDE, dtype)
+        if MIXED2:
+            rows2 = slot_rows(right2, head, slot, num_slots2, RANK2, R2, dtype)
+            grad = mixed(
+                grad, slot_scale(diag2, head, slot, num_slots2, dtype), gated_grad, rows2, exists, PRECISION
+            )
+        h, rows = pre_activation(
+            base, offsets, exists, reached, slot, gated, diag1, right1, head, num_slots,
+            RANK1, R1, MIXED1, STRIDE, PRECISION, dtype,
+        )  # fmt: skip
+        h *= inverse[:, None]
+        a = tl.where(h > 0, h, 0.0)
+        if GLU:
+            h_scale, rows_scale = pre_activation(
+                base_scale, offsets, exists, reached, slot, gated_scale, diag1, right1, head + heads,
+                num_slots, RANK1, R1, MIXED1, STRIDE, PRECISION, dtype,
+            )  # fmt: skip
+            strength, e = softplus(h_scale)
+            grad_scale = grad * a * sigmoid_from(h_scale, e) * scale_factor[:, None]
+            store_tile(out_scale, offsets, grad_scale, exists, reached, STRIDE)
+            if MIXED1:
+                products_scale = matmul(grad_scale, rows_scale, products_scale, PRECISION)
+            a *= strength
+            grad *= strength
+        store_tile(weights + matrix * cells, offsets, a * weight_factor[:, None], exists, reached, STRIDE)
+        grad = (tl.where(h > 0, grad, 0.0) - h * projection[:, None]) * gate_factor[:, None]
+        store_tile(out, offsets, grad, exists, reached, STRIDE)
+        if MIXED1:
+            products = matmul(grad, rows, products, PRECISION)
+    if MIXED1:
+        sums = partial + split.to(tl.int64) * split_stride
+        _store_sums(sums, branch, matrix_stride, row, live, products, RANK1, R1)
+        if GLU:
+            _store_sums(sums, branch + heads, matrix_stride, row, live, products_scale, RANK1, R1)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def parameters(
+    before,
+    after,
+    stats,
+    grad_stats,
+    before_factors,
+    after_factors,
+    stats_norms,
+    gate,
+    grad_diag,
+    grad_left,
+    grad_right,
+    starts,
+    items,
+    num_rows,
+    first_query,
+    num_queries,
+    offset,
+    num_slots,
+    ld,
+    pad,
+    heads,
+    RANK: tl.constexpr,
+    R: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WIDTH_NORMS: tl.constexpr,
+    NORMALISE: tl.constexpr,
+    BEFORE_SCALED: tl.constexpr,
+    AFTER_SCALED: tl.constexpr,
+    EPS: tl.constexpr,
+    HAS_STARTS: tl.constexpr,
+    LAG: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
+    """Add a chunk's gradients of diag, left and right for ``after = before R``; grid (slot tiles · STRIDE, 1,
+    heads).
+
+    ``before`` holds values, ``after`` the gradients of the mixed ones. A program owns a slot tile of one
+    residue class, so nothing is added by two programs. ``stats`` = before · left, ``grad_stats`` =
+    after · right.
+    """
+    pid, head = tl.program_id(0), tl.program_id(2)
+    residue, tile = pid % STRIDE, pid // STRIDE
+    dtype: tl.constexpr = stats_norms.dtype.element_ty
+    shift = first_shift(pad + (offset + first_query + residue if LAG else 0), STRIDE, LAG)
+    slot = tile_slots(tile, shift, BN, LAG)
+    diag = tl.zeros([BN], dtype=dtype)
+    left = tl.zeros([BN, R], dtype=dtype)
+    right = tl.zeros([BN, R], dtype=dtype)
+    for index in tl.range(0, items):
+        item = index + head * 0  # a tensor, in the interpreter too
+        matrix = item * heads + head
+        cells = matrix.to(tl.int64) * num_rows * ld
+        for group in tl.range(0, tl.cdiv(num_rows, BM * STRIDE)):
+            row = residue + STRIDE * (group * BM + tl.arange(0, BM))
+            live = row < num_rows
+            position, start, count = visible(
+                starts, item, row, live, first_query, num_queries, offset, HAS_STARTS
+            )
+            exists = slot_exists(slot, count)
+            reached = rows_reached(live, count, tile, shift, BN)
+            query = first_query + row
+            origin = origins(position, start, pad, LAG)
+            offsets = tile_offsets(row, origin, tile, shift, ld, STRIDE, BN, LAG)
+            x = load_tile(before + cells, offsets, exists, reached, STRIDE, dtype)
+            y = load_tile(after + cells, offsets, exists, reached, STRIDE, dtype)
+            if BEFORE_SCALED:
+                x *= query_values(before_factors, matrix, query, live, num_queries, 1, 0)[:, None]
+            sums = gated_sums(stats, gate, item, head, heads, query, live, num_queries, WIDTH, RANK, R, dtype)
+            if NORMALISE:
+                norm = query_values(
+                    stats_norms, matrix, query, live, num_queries, WIDTH_NORMS, WIDTH_NORMS - 1
+                )
+                sums *= inverse_norm(norm, EPS)[:, None]
+            grad_sums = gated_sums(
+                grad_stats, gate, item, head, heads, query, live, num_queries, RANK, RANK, R, dtype
+            )
+            if AFTER_SCALED:
+                factor = query_values(after_factors, matrix, query, live, num_queries, 1, 0)
+                y *= factor[:, None]
+                grad_sums *= factor[:, None]
+            diag += tl.sum(x * y, 0)
+            left = matmul(tl.trans(x), grad_sums, left, PRECISION)
+            right = matmul(tl.trans(y), sums, right, PRECISION)
+    # [residues, heads, slots, ...]
+    owned = (residue * heads + head).to(tl.int64) * num_slots + slot
+    mask = (slot >= 0) & (slot < num_slots)
+    tl.store(grad_diag + owned, tl.load(grad_diag + owned, mask=mask, other=0.0) + diag, mask=mask)
+    column = tl.arange(0, R)
+    places = owned[:, None] * RANK + column[None, :]
+    mask2 = mask[:, None] & (column < RANK)[None, :]
+    tl.store(grad_left + places, tl.load(grad_left + places, mask=mask2, other=0.0) + left, mask=mask2)
+    tl.store(grad_right + places, tl.load(grad_right + places, mask=mask2, other=0.0) + right, mask=mask2)

@@ -1,0 +1,360 @@
+"""The row kernels of the forward pass: ``inner``, ``collect``, ``activate`` and ``finish``.
+
+Between two GEMMs a chunk of M query rows lies in scratch (see rows.py for the addresses). ``inner``
+multiplies the scores with ``left``; ``activate`` mixes them, applies the activation and multiplies with the
+second mix's ``right``; ``finish`` adds the second mix's low-rank part and clears what no query sees. The
+first two are split over slots; ``collect`` adds their partial sums in a fixed order.
+
+Grids: (row tiles of all residue classes, splits or slot tiles, matrices).
+"""
+
+import triton
+import triton.language as tl
+
+from hypermlp.ops.triton.rows import (
+    first_shift,
+    gated_sums,
+    half_scale,
+    inverse_norm,
+    load_tile,
+    matmul,
+    mixed,
+    origins,
+    pre_activation,
+    query_values,
+    rows_reached,
+    slot_exists,
+    slot_rows,
+    slot_scale,
+    softplus,
+    store_tile,
+    tile_offsets,
+    tile_rows,
+    tile_slots,
+    visible,
+)
+
+# Sizes that change from chunk to chunk must not make new variants of a kernel; `ld` is a multiple of 16.
+SIZES = [
+    "num_rows",
+    "first_query",
+    "num_queries",
+    "offset",
+    "num_slots",
+    "num_slots2",
+    "num_keys",
+    "pad",
+    "tiles_per_split",
+    "num_splits",
+    "split_stride",
+    "partial_stride",
+    "matrix_stride",
+    "heads",
+    "items",
+    "length",
+]
+
+
+@triton.jit(do_not_specialize=SIZES)
+def inner(
+    scores,
+    parameter,
+    partial,
+    starts,
+    num_rows,
+    first_query,
+    num_queries,
+    offset,
+    num_slots,
+    ld,
+    pad,
+    tiles_per_split,
+    split_stride,
+    matrix_stride,
+    heads,
+    RANK: tl.constexpr,
+    R: tl.constexpr,
+    MIXED: tl.constexpr,
+    SQUARES: tl.constexpr,
+    HAS_STARTS: tl.constexpr,
+    LAG: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
+    """``partial[split, matrix, row] = [scores · parameter, ‖scores‖²]`` over the slots of one split."""
+    first, row, live = tile_rows(num_rows, STRIDE, BM)
+    if first >= num_rows:
+        return
+    split, matrix = tl.program_id(1), tl.program_id(2)
+    item, head = matrix // heads, matrix % heads
+    dtype: tl.constexpr = scores.dtype.element_ty
+    position, start, count = visible(starts, item, row, live, first_query, num_queries, offset, HAS_STARTS)
+    origin = origins(position, start, pad, LAG)
+    shift = first_shift(pad + (offset + first_query + first if LAG else 0), STRIDE, LAG)
+    base = scores + matrix.to(tl.int64) * num_rows * ld
+    products = tl.zeros([BM, R], dtype=dtype)
+    squares = tl.zeros([BM], dtype=dtype)
+    last = tl.minimum((split + 1) * tiles_per_split, tl.cdiv(tl.max(count, 0) + shift, BN))
+    for tile in tl.range(split * tiles_per_split, last):
+        slot = tile_slots(tile, shift, BN, LAG)
+        reached = rows_reached(live, count, tile, shift, BN)
+        offsets = tile_offsets(row, origin, tile, shift, ld, STRIDE, BN, LAG)
+        x = load_tile(base, offsets, slot_exists(slot, count), reached, STRIDE, dtype)
+        if MIXED:
+            rows = slot_rows(parameter, head, slot, num_slots, RANK, R, dtype)
+            products = matmul(x, rows, products, PRECISION)
+        if SQUARES:
+            squares += tl.sum(x * x, 1)
+    width: tl.constexpr = RANK + SQUARES
+    sums = partial + split.to(tl.int64) * split_stride + matrix.to(tl.int64) * matrix_stride
+    if MIXED:
+        column = tl.arange(0, R)
+        mask = live[:, None] & (column < RANK)[None, :]
+        tl.store(sums + row[:, None] * width + column[None, :], products, mask=mask)
+    if SQUARES:
+        tl.store(sums + row * width + RANK, squares, mask=live)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def collect(
+    partial, total, length, num_splits, split_stride, partial_stride, matrix_stride, BLOCK: tl.constexpr
+):
+    """``total[matrix] = sum over splits of partial[split, matrix]``, in a fixed order; ``length`` numbers
+    each."""
+    matrix = tl.program_id(1).to(tl.int64)
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < length
+    sums = tl.zeros([BLOCK], dtype=partial.dtype.element_ty)
+    pointer = partial + matrix * partial_stride + index
+    for _ in tl.range(0, num_splits):
+        sums += tl.load(pointer, mask=mask, other=0.0)
+        pointer += split_stride
+    tl.store(total + matrix * matrix_stride + index, sums.to(total.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def activate(
+    scores,
+    weights,
+    stats1,
+    gate1,
+    diag1,
+    right1,
+    right2,
+    partial,
+    starts,
+    num_rows,
+    first_query,
+    num_queries,
+    offset,
+    num_slots,
+    num_slots2,
+    ld,
+    pad,
+    tiles_per_split,
+    split_stride,
+    matrix_stride,
+    heads,
+    RANK1: tl.constexpr,
+    R1: tl.constexpr,
+    MIXED1: tl.constexpr,
+    RANK2: tl.constexpr,
+    R2: tl.constexpr,
+    MIXED2: tl.constexpr,
+    GLU: tl.constexpr,
+    SCALED: tl.constexpr,
+    EPS: tl.constexpr,
+    HAS_STARTS: tl.constexpr,
+    LAG: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
+    """weights = the activation before it is divided by rho;
+    ``partial[split, matrix, row] = [activation · right2, ‖h‖²]``.
+
+    SCALED (float16): rows of weights are stored divided by the norm of their scores, near 1/rho.
+    """
+    first, row, live = tile_rows(num_rows, STRIDE, BM)
+    if first >= num_rows:
+        return
+    split, matrix = tl.program_id(1), tl.program_id(2)
+    item, head = matrix // heads, matrix % heads
+    branches = heads * (1 + GLU)
+    dtype: tl.constexpr = scores.dtype.element_ty
+    position, start, count = visible(starts, item, row, live, first_query, num_queries, offset, HAS_STARTS)
+    origin = origins(position, start, pad, LAG)
+    shift = first_shift(pad + (offset + first_query + first if LAG else 0), STRIDE, LAG)
+    query = first_query + row
+    width1: tl.constexpr = RANK1 + 1
+    gated = tl.zeros([BM, R1], dtype=dtype)
+    gated_scale = gated
+    prescale = tl.full([BM], 1.0, dtype=dtype)
+    if MIXED1:
+        gated = gated_sums(
+            stats1, gate1, item, head, branches, query, live, num_queries, width1, RANK1, R1, dtype
+        )
+        if GLU:
+            gated_scale = gated_sums(
+                stats1,
+                gate1,
+                item,
+                head + heads,
+                branches,
+                query,
+                live,
+                num_queries,
+                width1,
+                RANK1,
+                R1,
+                dtype,
+            )
+    if SCALED:
+        branch = item * branches + head
+        prescale = inverse_norm(query_values(stats1, branch, query, live, num_queries, width1, RANK1), EPS)
+        if GLU:
+            prescale *= half_scale(
+                query_values(stats1, branch + heads, query, live, num_queries, width1, RANK1)
+            )
+    base = scores + (item * branches + head).to(tl.int64) * num_rows * ld
+    base_scale = base + heads.to(tl.int64) * num_rows * ld
+    out = weights + matrix.to(tl.int64) * num_rows * ld
+    products = tl.zeros([BM, R2], dtype=dtype)
+    squares = tl.zeros([BM], dtype=dtype)
+    last = tl.minimum((split + 1) * tiles_per_split, tl.cdiv(tl.max(count, 0) + shift, BN))
+    for tile in tl.range(split * tiles_per_split, last):
+        slot = tile_slots(tile, shift, BN, LAG)
+        reached = rows_reached(live, count, tile, shift, BN)
+        exists = slot_exists(slot, count)
+        offsets = tile_offsets(row, origin, tile, shift, ld, STRIDE, BN, LAG)
+        h, _ = pre_activation(
+            base, offsets, exists, reached, slot, gated, diag1, right1, head, num_slots,
+            RANK1, R1, MIXED1, STRIDE, PRECISION, dtype,
+        )  # fmt: skip
+        squares += tl.sum(h * h, 1)
+        a = tl.where(h > 0, h, 0.0) * prescale[:, None]
+        if GLU:
+            h_scale, _ = pre_activation(
+                base_scale, offsets, exists, reached, slot, gated_scale, diag1, right1, head + heads,
+                num_slots, RANK1, R1, MIXED1, STRIDE, PRECISION, dtype,
+            )  # fmt: skip
+            strength, _ = softplus(h_scale)
+            a *= strength
+        store_tile(out, offsets, a, exists, reached, STRIDE)
+        if MIXED2:
+            rows = slot_rows(right2, head, slot, num_slots2, RANK2, R2, dtype)
+            products = matmul(a, rows, products, PRECISION)
+    sums = partial + split.to(tl.int64) * split_stride + matrix.to(tl.int64) * matrix_stride
+    width2: tl.constexpr = RANK2 + 1
+    if MIXED2:
+        column = tl.arange(0, R2)
+        mask = live[:, None] & (column < RANK2)[None, :]
+        products /= prescale[:, None]
+        tl.store(sums + row[:, None] * width2 + column[None, :], products, mask=mask)
+    tl.store(sums + row * width2 + RANK2, squares, mask=live)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def finish(
+    values,
+    stats,
+    norms,
+    scores_norms,
+    gate,
+    diag,
+    parameter,
+    starts,
+    num_rows,
+    first_query,
+    num_queries,
+    offset,
+    num_slots,
+    num_keys,
+    ld,
+    pad,
+    heads,
+    RANK: tl.constexpr,
+    R: tl.constexpr,
+    MIXED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WIDTH_NORMS: tl.constexpr,
+    WIDTH_SCORES: tl.constexpr,
+    NORMALISE: tl.constexpr,
+    GLU: tl.constexpr,
+    SCALED: tl.constexpr,
+    ACTIVATED: tl.constexpr,
+    EPS: tl.constexpr,
+    HAS_STARTS: tl.constexpr,
+    LAG: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
+    """values ← values (1 + diag) + (stats gate) parameterᵀ at visible slots, in place, and 0 at other keys.
+
+    NORMALISE: the sums in ``stats`` are multiplied by 1/rho, from the last column of ``norms``. ACTIVATED: so
+    are the values, which ``activate`` wrote. SCALED (float16): see ``activate``.
+    """
+    first, row, live = tile_rows(num_rows, STRIDE, BM)
+    if first >= num_rows:
+        return
+    tile, matrix = tl.program_id(1), tl.program_id(2)
+    item, head = matrix // heads, matrix % heads
+    position, start, count = visible(starts, item, row, live, first_query, num_queries, offset, HAS_STARTS)
+    base = values + matrix.to(tl.int64) * num_rows * ld
+    _clear(base, row, live, pad + start, count, tile, num_keys, pad, ld, BN)
+    shift = first_shift(pad + (offset + first_query + first if LAG else 0), STRIDE, LAG)
+    if tile * BN - shift >= tl.max(count, 0):
+        return
+    dtype: tl.constexpr = norms.dtype.element_ty
+    query = first_query + row
+    factor = tl.full([BM], 1.0, dtype=dtype)  # of the sums
+    value_factor = factor
+    if NORMALISE:
+        norm = query_values(norms, matrix, query, live, num_queries, WIDTH_NORMS, WIDTH_NORMS - 1)
+        factor = inverse_norm(norm, EPS)
+        value_factor = factor if ACTIVATED else value_factor
+        if SCALED:
+            branch = item * heads * (1 + GLU) + head
+            score_norm = query_values(
+                scores_norms, branch, query, live, num_queries, WIDTH_SCORES, WIDTH_SCORES - 1
+            )
+            if ACTIVATED:
+                value_factor = value_factor / inverse_norm(score_norm, EPS)
+            if GLU:
+                factor *= half_scale(
+                    query_values(
+                        scores_norms, branch + heads, query, live, num_queries, WIDTH_SCORES, WIDTH_SCORES - 1
+                    )
+                )
+    slot = tile_slots(tile, shift, BN, LAG)
+    exists = slot_exists(slot, count)
+    reached = rows_reached(live, count, tile, shift, BN)
+    offsets = tile_offsets(row, origins(position, start, pad, LAG), tile, shift, ld, STRIDE, BN, LAG)
+    x = load_tile(base, offsets, exists, reached, STRIDE, dtype)
+    if ACTIVATED:
+        x *= value_factor[:, None]
+    if MIXED:
+        gated = gated_sums(stats, gate, item, head, heads, query, live, num_queries, WIDTH, RANK, R, dtype)
+        rows = slot_rows(parameter, head, slot, num_slots, RANK, R, dtype)
+        scale = slot_scale(diag, head, slot, num_slots, dtype)
+        x = mixed(x, scale, gated * factor[:, None], rows, exists, PRECISION)
+    store_tile(base, offsets, x, exists, reached, STRIDE)
+
+
+@triton.jit
+def _clear(base, row, live, first_cell, count, tile, num_keys, pad, ld, BN: tl.constexpr):
+    """Set the cells of keys that their row does not see to zero, in the tile-th BN keys."""
+    cell = pad + tile * BN + tl.arange(0, BN)
+    end = first_cell + count
+    hidden_before = tl.max(tl.where(live, first_cell, 0), 0) > pad + tile * BN
+    hidden_after = tl.min(tl.where(live, end, pad + num_keys), 0) < pad + (tile + 1) * BN
+    if hidden_before | hidden_after:
+        hidden = (cell[None, :] < first_cell[:, None]) | (cell[None, :] >= end[:, None])
+        hidden = hidden & live[:, None] & (cell < pad + num_keys)[None, :]
+        zero = tl.zeros(hidden.shape, dtype=base.dtype.element_ty)
+        tl.store(base + row[:, None] * ld + cell[None, :], zero, mask=hidden)
