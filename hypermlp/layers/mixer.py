@@ -24,11 +24,11 @@ from hypermlp.layers.registers import (
 from hypermlp.layers.rotary import rotate
 from hypermlp.layers.state import DecodingState, MixerState
 from hypermlp.layers.static_state import StaticState
-from hypermlp.layers.step import native_step, steps_natively
+from hypermlp.layers.step import is_plain, native_step, steps_natively
 from hypermlp.layers.visibility import Visibility
 from hypermlp.ops.api import attend, attend_ring, causal_conv_pair
 from hypermlp.ops.arguments import Attention
-from hypermlp.ops.dispatch import backend_for
+from hypermlp.ops.dispatch import backend_for, find_gating
 
 
 class Projected(NamedTuple):
@@ -136,7 +136,7 @@ class Mixer(SequenceMixer):
             positions = visibility.positions() + self.config.num_registers
             o = attend_with_registers(operator, arguments, registers, positions)
         o = o.flatten(2)
-        out: Tensor = self.o_proj(o if gates.output is None else o * gates.output)
+        out: Tensor = self.o_proj(self._gate_output(o, gates.output))
         return out
 
     def project(
@@ -168,19 +168,35 @@ class Mixer(SequenceMixer):
                 )
         q = self.q_proj(x).unflatten(-1, (config.num_branches, config.qk_dim))
         k, v = self._keys(keys_from), self._values(values_from)
-        gates = GateValues() if self.gates is None else self.gates(x)
         if config.rope:
             positions = visibility.positions() + (0 if registers is None else config.num_registers)
             q, k = (rotate(y, positions, config.rope_theta) for y in (q, k))
+        q, gates = self._gate(x, q)
         if state is not None:
             state.check_kind("keys", k)
             state.check_kind("values", v)
             k, v = state.extended("keys", k), state.extended("values", v)
         mix1 = None if self.mix1 is None else self.mix1(gates.mix1)
         mix2 = None if self.mix2 is None else self.mix2(gates.mix2)
-        q = q if gates.query is None else q * gates.query
         settings = config.activation, config.layout, config.eps
         return Projected(Attention(q, k, v, mix1, mix2, visibility.rows, *settings), gates)
+
+    def _gate(self, x: Tensor, q: Tensor) -> tuple[Tensor, GateValues]:
+        """Return the gated queries, and all gates."""
+        if self.gates is None:
+            return q, GateValues()
+        gating = find_gating(self.backend, q)
+        if gating is not None and is_plain(self.gates, Gates):
+            return self.gates.fused(x, q, gating)
+        gates: GateValues = self.gates(x)
+        return q if gates.query is None else q * gates.query, gates
+
+    def _gate_output(self, o: Tensor, gate: Tensor | None) -> Tensor:
+        """``o``: ``[B, T, H * Dv]``."""
+        if gate is None:
+            return o
+        gating = find_gating(self.backend, o)
+        return o * gate if gating is None or gate.dtype != o.dtype else gating.gate_output(o, gate)
 
     def _keys(self, rows: Tensor) -> Tensor:
         return self.k_proj(rows).unflatten(-1, (self.config.num_branches, self.config.qk_dim))

@@ -37,6 +37,9 @@ class StaticState(MixerState):
         self.capacity = int(capacity)
         self._rings: dict[str, Tensor] = {}
         self._counter: Tensor | None = None  # int64 [], at a fixed address
+        self._indices: dict[
+            tuple[int, int], Tensor
+        ] = {}  # rows that a call writes, by its length and the ring's
         self._oldest_input = 0  # inputs of earlier positions were overwritten before a crop
 
     # For layers.
@@ -105,14 +108,17 @@ class StaticState(MixerState):
             self._counter = _zeros((), torch.int64, visibility.device)
         self._counter.add_(visibility.new)
         self._past = self._counter
+        self._indices = {}
 
     def _write(self, name: str, new: Tensor, size: int) -> None:
         if name not in self._rings:
             self._rings[name] = _ring(new, size)
-        kept = new[:, -size:]
-        first = self._past + (new.shape[1] - kept.shape[1])
-        index = (first + torch.arange(kept.shape[1], device=new.device)).remainder(size)
-        self._rings[name].index_copy_(1, index, kept)
+        count = min(new.shape[1], size)
+        key = (new.shape[1], size)
+        if key not in self._indices:
+            last = torch.arange(new.shape[1] - count, new.shape[1], device=new.device)
+            self._indices[key] = (last + self._past).remainder(size)
+        self._rings[name].index_copy_(1, self._indices[key], new[:, -count:])
 
     def _last(self, name: str) -> Tensor | None:
         """Return the row of the last position; None if there is no such ring."""
@@ -134,6 +140,7 @@ class StaticState(MixerState):
             )
         if length == before:
             return self
+        self._indices = {}
         if length == 0:
             self._past, self._oldest_input = 0, 0
             self._offered = {}
@@ -188,7 +195,7 @@ class StaticState(MixerState):
 
     def _change(self, change: Callable[[Tensor], Tensor]) -> None:
         self._rings = {name: _fixed(change(ring)) for name, ring in self._rings.items()}
-        self._offered = {}
+        self._offered, self._indices = {}, {}
 
 
 def _ring(like: Tensor, rows: int) -> Tensor:

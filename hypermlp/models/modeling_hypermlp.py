@@ -244,7 +244,7 @@ class HyperMLPForCausalLM(HyperMLPPreTrainedModel, GenerationMixin):
         cache = kwargs.get("past_key_values")
         if is_step and cache is not None and is_static(cache):
             kwargs["attention_mask"] = None
-        return super().prepare_inputs_for_generation(*args, **kwargs)
+        return super().prepare_inputs_for_generation(*args, **kwargs)  # type: ignore[misc]
 
     @staticmethod
     def create_masks_for_generate(*, attention_mask: Tensor | None, **_kwargs: Any) -> Tensor | None:

@@ -69,7 +69,7 @@ class Request(NamedTuple):
 
     operation: str
     """"attention" (the operator), "ring" (the operator over keys in a ring), "convolution" (the pair of
-    causal convolutions) or "step" (a layer's decoding step).
+    causal convolutions), "gating" (a layer's gates) or "step" (a layer's decoding step).
     """
     device_type: str
     dtype: torch.dtype
