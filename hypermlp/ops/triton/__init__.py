@@ -11,6 +11,7 @@ which they run, decode.py a shorter way for one query, launch.py the geometry of
 
 import importlib.util
 import os
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,8 @@ from torch import Tensor
 from hypermlp.ops.arguments import Attention, Request
 from hypermlp.ops.triton.saved import saved_size, score_dtype
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+if TYPE_CHECKING:
+    from hypermlp.ops.triton.planning import Plan
 
 
 def interpreting() -> bool:
@@ -67,3 +69,10 @@ def backward(grad_out: Tensor, out: Tensor, saved: Tensor, arguments: Attention)
     from hypermlp.ops.triton.backward import backward as run
 
     return run(grad_out, out, saved, arguments)
+
+
+def plan(**sizes: Any) -> "Plan":
+    """Return what a call would launch, without a GPU; see ``planning.plan`` for the sizes and an example."""
+    from hypermlp.ops.triton.planning import plan as run
+
+    return run(**sizes)

@@ -24,16 +24,16 @@ from hypermlp.ops.triton.problem import Problem, heads_first, mix_arguments
 from hypermlp.ops.triton.saved import saved_sums
 from hypermlp.ops.triton.tiles import TILES
 
+LONGEST = 4096.0  # norm of a row of q, in float16, after it took a factor
+
 
 class RowFactors(NamedTuple):
     """What float16 needs: stored rows are divided by these numbers, so that they neither overflow nor vanish.
 
-    The gradient of a row's scores has the size of the output's gradient over rho; the gradients of k and v
-    multiply it with rows of q and of the output's gradient, which take the factor instead.
+    The gradients of k and v multiply such a row with a row of q or of the output's gradient, which takes the
+    factor instead.
     """
 
-    grad_norms: Tensor | None = None
-    """Norm of each row of the output's gradient, ``[B * H, Tq]``."""
     scores: Tensor | None = None
     """Of the gradient of the scores, ``[B * G, Tq]``."""
     weights: Tensor | None = None
@@ -82,9 +82,7 @@ def backward(grad_out: Tensor, out: Tensor, saved: Tensor, arguments: Attention)
     factors = _row_factors(problem, wide_grad, inverse_norm, sums1) if problem.scaled else RowFactors()
     score_rows, weight_rows = problem.q, grad_rows  # the rows that the gradients of k and v are made of
     if factors.scores is not None:
-        # A row that sees nothing has a huge factor, and a gradient of zero: no infinity may meet it.
-        largest = torch.finfo(q.dtype).max
-        score_rows = (problem.q * factors.scores[:, :, None]).clamp_(-largest, largest).to(q.dtype)
+        score_rows = (problem.q * factors.scores[:, :, None]).to(q.dtype)
     if factors.weights is not None:
         weight_rows = (wide_grad * factors.weights[:, :, None]).to(q.dtype)
 
@@ -152,15 +150,19 @@ def backward(grad_out: Tensor, out: Tensor, saved: Tensor, arguments: Attention)
 
 
 def _row_factors(problem: Problem, grad: Tensor, inverse_norm: Tensor, sums1: Tensor) -> RowFactors:
+    """The gradient of a row's gate scores is of the order of the output's gradient times the weights' factor
+    over rho, that of its scale scores of the order of the output's gradient. Rows of q must not overflow
+    either.
+    """
     norms = torch.linalg.vector_norm(grad, dim=-1)
     norms = norms.masked_fill(norms == 0, 1)
-    if not problem.glu:
-        return RowFactors(norms, norms * inverse_norm)
-    weights = 1 / weight_scale(sums1, problem)
+    weights = 1 / weight_scale(sums1, problem) if problem.glu else None
+    gate = norms * inverse_norm
+    branches = [gate] if weights is None else [gate * weights, norms]
     batch = problem.geometry.batch
-    both = (norms * weights * inverse_norm, norms * weights)
-    scores = torch.stack([x.unflatten(0, (batch, -1)) for x in both], dim=1).flatten(0, 2)
-    return RowFactors(norms, scores, weights)
+    expected = torch.stack([x.unflatten(0, (batch, -1)) for x in branches], dim=1).flatten(0, 2)
+    lengths = torch.linalg.vector_norm(problem.q, dim=-1, dtype=problem.score_dtype)
+    return RowFactors(torch.minimum(expected, LONGEST / lengths), weights)
 
 
 def _activate_backward(
@@ -197,7 +199,7 @@ def _activate_backward(
         stats2=sums[1],
         grad_stats2=grad2 and problem.of_heads(grad2.sums, chunk),
         delta=problem.of_heads(delta, chunk),
-        grad_norms=None if factors.grad_norms is None else problem.of_heads(factors.grad_norms, chunk),
+        grad_factors=None if factors.scores is None else problem.of_heads(factors.scores, chunk),
         gate1=mix1 and mix1.gate[chunk.items],
         diag1=mix1 and mix1.diag,
         right1=mix1 and mix1.right,

@@ -51,7 +51,7 @@ def activate_backward(
     stats2,
     grad_stats2,
     delta,
-    grad_norms,
+    grad_factors,
     gate1,
     diag1,
     right1,
@@ -92,7 +92,7 @@ def activate_backward(
 
     ``partial[split, branch, row] = gradient of the mixed scores · right1``; ``grad_stats2`` holds the
     gradient of the weights · left2, ``delta`` the product of the output and its gradient. SCALED (float16):
-    ``row_factors`` in backward.py says by what the stored rows are divided.
+    stored rows are divided by ``grad_factors`` (RowFactors in backward.py).
     """
     first, row, live = tile_rows(num_rows, STRIDE, BM)
     if first >= num_rows:
@@ -115,14 +115,14 @@ def activate_backward(
     scale_factor = tl.full([BM], 1.0, dtype=dtype)
     weight_factor = scale_factor
     if SCALED:
-        norm = query_values(grad_norms, matrix, query, live, num_queries, 1, 0)
-        gate_factor = 1.0 / tl.where(live, norm, 1.0)
+        factor = query_values(grad_factors, branch, query, live, num_queries, 1, 0)
+        gate_factor = inverse / tl.where(live, factor, 1.0)
         if GLU:
             weight_factor = half_scale(
                 query_values(stats1, branch + heads, query, live, num_queries, width1, RANK1)
             )
-            gate_factor *= weight_factor
-            scale_factor = gate_factor
+            factor = query_values(grad_factors, branch + heads, query, live, num_queries, 1, 0)
+            scale_factor = 1.0 / tl.where(live, factor, 1.0)
     gated = tl.zeros([BM, R1], dtype=dtype)
     gated_scale = gated
     gated_grad = tl.zeros([BM, R2], dtype=dtype)

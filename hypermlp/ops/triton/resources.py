@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hypermlp.ops.triton.launch import Launch
-from hypermlp.ops.triton.plan import plan
+from hypermlp.ops.triton.planning import plan
 
 TABLE = Path(__file__).with_name("resources.json")
 TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100", "gfx942")
