@@ -71,6 +71,7 @@ BACKENDS = {
             "triton",
             register_attention("triton", triton.forward, triton.backward, saved=triton.empty_sums),
             convolution.triton_conv_pair,
+            ring=ring.triton_attention,
             gating=gating.triton_gating,
             unavailable=triton.unavailable,
             unsupported=triton.unsupported,

@@ -11,12 +11,15 @@ comparison with the start hides both.
 Shapes: B batch, Tq queries, N rows of the ring.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from hypermlp.ops import reference
-from hypermlp.ops.arguments import Attention, Mix
+from hypermlp.ops.arguments import FLAT_SCHEMA, Attention, Mix
 from hypermlp.ops.layout import SlotMaps, checked_row_starts, raise_where
+from hypermlp.ops.library import call, define
 
 MAX_CELLS = 1 << 24  # scores that are held at once
 
@@ -70,6 +73,32 @@ def _attend_rows(arguments: Attention, positions: Tensor, queries: slice) -> Ten
     mix1, mix2 = (mix and mix._replace(gate=mix.gate[:, queries]) for mix in (arguments.mix1, arguments.mix2))
     maps = ring_maps(arguments.layout, starts, positions[queries], k.shape[1], device=k.device)
     return reference.attention(arguments._replace(q=q, mix1=mix1, mix2=mix2, starts=starts), maps)
+
+
+def _triton_ring(*given: Any) -> Tensor:
+    from hypermlp.ops.triton.decode import decode
+
+    *flat, positions = given
+    arguments = Attention.unflatten(tuple(flat))
+    batch, queries = arguments.q.shape[:2]
+    if queries > 1:  # a chunk of a prompt
+        return attention(arguments, positions)
+    return decode(arguments, (positions + 1).expand(batch).contiguous())[0]
+
+
+def _fake_ring(*given: Any) -> Tensor:
+    q, v = given[0], given[2]
+    return q.new_empty(*q.shape[:2], *v.shape[2:])
+
+
+_triton_ring_op = define("triton_ring", f"({FLAT_SCHEMA}, Tensor positions) -> Tensor", _fake_ring)
+torch.library.impl("hypermlp::triton_ring", "default", _triton_ring)
+
+
+def triton_attention(arguments: Attention, positions: Tensor) -> Tensor:
+    """Compute the operator like ``attention``; one query per sequence takes the kernels of "triton"."""
+    out: Tensor = call(_triton_ring_op, *arguments.flatten(), positions)
+    return out
 
 
 # The following are operators, so that values are checked when a graph runs, under torch.compile too.

@@ -199,6 +199,26 @@ def test_a_whole_layer(label):
         assert_close(actual, expected, tolerance=1e-10)
 
 
+@pytest.mark.parametrize("label", ["G-cg-q-12o", "R-12!"])  # both layouts
+def test_decoding_with_a_state_of_fixed_size(label):
+    """A window of 4 in a ring of 5 rows, which wraps; the first sequence is padded."""
+    layer = randomise_(Mixer.from_label(label, hidden_size=16, max_length=4, rank=2)).double()
+    x = torch.linspace(-3, 3, 2 * 9 * 16, dtype=torch.float64).view(2, 9, 16).sin()
+    starts = torch.stack([(torch.arange(9) - 3).clamp(min=0), torch.arange(9).clamp(max=2)])
+    starts = torch.maximum(starts, (torch.arange(9) - 3).clamp(min=0))
+    layer.backend = "reference"
+    with torch.no_grad():
+        expected = layer(x, starts=starts)
+        layer.backend = "triton"
+        state = layer.new_state(2, capacity=5)
+        outs = [layer(part, state=state, starts=s) for part, s in split(x, starts, [3, 1, 1, 1, 1, 1, 1])]
+    assert_close(torch.cat(outs, dim=1), expected, tolerance=1e-10)
+
+
+def split(x, starts, sizes):
+    return zip(x.split(sizes, dim=1), starts.split(sizes, dim=1), strict=True)
+
+
 def test_opcheck_and_second_derivatives(monkeypatch):
     monkeypatch.setattr(elementwise, "empty", empty)  # opcheck compares where results begin in memory
     x, w1, w2 = conv_inputs((1, 4, 3, 2, 2))
