@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hypermlp.config import is_integer, require
 from hypermlp.errors import UserError
 from hypermlp.layers.initialization import initialize_
-from hypermlp.layers.state import DecodingState
+from hypermlp.layers.state import DecodingState, visibility_after
 from hypermlp.layers.visibility import Visibility
 from hypermlp.ops.api import autocast_enabled
 from hypermlp.ops.layout import check_starts_form
@@ -72,17 +72,29 @@ class SequenceMixer(nn.Module):
         for module in (*list(self.modules())[1:], self):
             initialize_(module, self.config.init_std)
 
-    def new_state(self, batch_size: int, *, rollback: int = 128) -> Any:
+    def new_state(self, batch_size: int, *, rollback: int = 128, capacity: int | None = None) -> Any:
         """Return an empty decoding state for ``forward``.
 
         Args:
             batch_size: number of sequences.
             rollback: how many positions ``state.crop`` can take back where there is a convolution, which
                 needs earlier inputs. Without one, any number can be taken back; in a recurrence, none.
+            capacity: make a state of fixed size that holds this many positions (see ``StaticState``): a
+                step has the same shapes and addresses at every position, for torch.compile and CUDA graphs.
+                None, the default, makes a state that grows.
         """
         require("batch_size", batch_size, is_integer(batch_size) and batch_size > 0, "a positive integer")
         require("rollback", rollback, is_integer(rollback) and rollback >= 0, "an integer, 0 or more")
+        if capacity is not None:
+            return self.new_static_state(batch_size, rollback=rollback, capacity=capacity)
         return self.state_class(batch_size, self.config, rollback=rollback, recurrent=self.recurrent)
+
+    def new_static_state(self, batch_size: int, *, rollback: int, capacity: int) -> Any:
+        """Return a state of fixed size, or raise if the layer has none."""
+        raise UserError(
+            f"capacity is {capacity}, but {type(self).__name__} has no decoding state of fixed size; leave "
+            "capacity out (in generate: cache_implementation='static')"
+        )
 
     def forward(
         self,
@@ -108,27 +120,15 @@ class SequenceMixer(nn.Module):
         """
         self._check(x, state, starts)
         if visibility is None:
-            visibility = self._visibility(x, state, starts)
+            visibility = visibility_after(
+                state, starts, new=x.shape[1], device=x.device, max_visible=self.max_visible
+            )
         self._check_visibility(visibility, state)
         out = self.mix(visibility.hide_padding(x), state, visibility)
         out = visibility.hide_padding(out)
         if state is not None:
             state.commit(visibility)
         return out
-
-    def _visibility(self, x: Tensor, state: DecodingState | None, starts: Tensor | None) -> Visibility:
-        past = 0 if state is None else state.length
-        if state is not None and starts is None:
-            starts = state.following_starts()
-        return Visibility(
-            starts,
-            past=past,
-            new=x.shape[1],
-            device=x.device,
-            max_visible=self.max_visible,
-            origins=None if state is None else state.origins,
-            streaming=state is not None,
-        )
 
     def _check_visibility(self, visibility: Visibility, state: DecodingState | None) -> None:
         """Raise if the layer cannot see the sequence that way."""

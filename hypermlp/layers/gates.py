@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp.config import MixerConfig
+from hypermlp.ops.gating import Gating
 
 
 class GateValues(NamedTuple):
@@ -40,8 +41,24 @@ class Gates(nn.Module):
 
     def forward(self, x: Tensor) -> GateValues:
         """``x``: ``[..., D]``."""
-        parts = self.split(torch.sigmoid(F.linear(x, self.weight, self.bias)))
+        parts = self.split(torch.sigmoid(self.logits(x)))
         return GateValues(**{name: part.unflatten(-1, self.shapes[name]) for name, part in parts.items()})
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Return the gates before the sigmoid, ``[..., columns of W]``."""
+        return F.linear(x, self.weight, self.bias)
+
+    def fused(self, x: Tensor, q: Tensor, gating: Gating) -> tuple[Tensor, GateValues]:
+        """Return ``q``, ``[..., G, Dk]``, times its gate, and the other gates, from fused kernels."""
+        sizes = [math.prod(self.shapes[name]) if name in self.shapes else 0 for name in GateValues._fields]
+        given = q.flatten(-2) if sizes[0] else q.new_empty(*q.shape[:-2], 0)
+        gated, *parts = gating.gate_queries(self.logits(x), given, sizes)
+        values = {
+            name: part.unflatten(-1, self.shapes[name])
+            for name, part in zip(GateValues._fields[1:], parts, strict=True)
+            if name in self.shapes
+        }
+        return gated.view(q.shape) if sizes[0] else q, GateValues(**values)
 
     def split(self, fused: Tensor) -> dict[str, Tensor]:
         """Split the last dimension, which has an entry for each column of W, into views by the gates'

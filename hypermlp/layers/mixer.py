@@ -24,11 +24,12 @@ from hypermlp.layers.registers import (
 )
 from hypermlp.layers.rotary import rotate
 from hypermlp.layers.state import DecodingState, MixerState
-from hypermlp.layers.step import native_step, steps_natively
+from hypermlp.layers.static_state import StaticState
+from hypermlp.layers.step import is_plain, native_step, steps_natively
 from hypermlp.layers.visibility import Visibility
-from hypermlp.ops.api import attend, causal_conv_pair
+from hypermlp.ops.api import attend, attend_ring, causal_conv_pair
 from hypermlp.ops.arguments import Attention
-from hypermlp.ops.dispatch import backend_for
+from hypermlp.ops.dispatch import backend_for, find_gating
 
 
 class Projected(NamedTuple):
@@ -114,19 +115,32 @@ class Mixer(SequenceMixer):
             if weight is not None:
                 init.normal_(weight, std=std)
 
+    def new_static_state(self, batch_size: int, *, rollback: int, capacity: int) -> StaticState:
+        refused = {"num_registers": self.config.num_registers, "canon": self.config.canon}
+        for name, value in refused.items():
+            if value:
+                raise UserError(
+                    f"capacity is {capacity}, but a layer with {name}={value} has no decoding state of fixed "
+                    "size; leave capacity out"
+                )
+        return StaticState(batch_size, self.config, rollback=rollback, capacity=capacity)
+
     def mix(self, x: Tensor, state: MixerState | None, visibility: Visibility) -> Tensor:
-        if state is not None and steps_natively(self, x):
+        if state is not None and state.capacity is None and steps_natively(self, x):
             return native_step(self, x, state, visibility)
         registers = self._projected_registers()
         arguments, gates = self.project(x, state, visibility, registers)
         operator = partial(attend, backend=self.backend)
+        if visibility.in_ring:
+            backend = backend_for(self.backend, "ring")
+            operator = partial(attend_ring, positions=visibility.stream(), backend=backend)
         if registers is None:
             o = operator(arguments)
         else:
             positions = visibility.positions() + self.config.num_registers
             o = attend_with_registers(operator, arguments, registers, positions)
         o = o.flatten(2)
-        out: Tensor = self.o_proj(o if gates.output is None else o * gates.output)
+        out: Tensor = self.o_proj(self._gate_output(o, gates.output))
         return out
 
     def project(
@@ -144,7 +158,7 @@ class Mixer(SequenceMixer):
         keys_from = values_from = x
         if self.k_conv is not None and self.v_conv is not None:
             keys_from, values_from = causal_conv_pair(
-                self._conv_inputs(x, state),
+                x if state is None else state.with_history("inputs", x, config.conv_kernel - 1),
                 self.k_conv,
                 self.v_conv,
                 x.shape[1],
@@ -153,37 +167,42 @@ class Mixer(SequenceMixer):
             )
             if registers is not None and registers.overlaps is not None:
                 keys_from, values_from = (
-                    add_overlap(rows, overlap, visibility.reach, visibility.past)
+                    add_overlap(rows, overlap, visibility.reach, visibility.known_past)
                     for rows, overlap in zip((keys_from, values_from), registers.overlaps, strict=True)
                 )
         q = self.q_proj(x).unflatten(-1, (config.num_branches, config.qk_dim))
         k, v = self._keys(keys_from), self._values(values_from)
         if self.canon is not None:
             q, k, v = self._convolved(q, k, v, state, visibility)
-        gates = GateValues() if self.gates is None else self.gates(x)
         if config.rope:
             positions = visibility.positions() + (0 if registers is None else config.num_registers)
             q, k = (rotate(y, positions, config.rope_theta) for y in (q, k))
+        q, gates = self._gate(x, q)
         if state is not None:
             state.check_kind("keys", k)
             state.check_kind("values", v)
             k, v = state.extended("keys", k), state.extended("values", v)
         mix1 = None if self.mix1 is None else self.mix1(gates.mix1)
         mix2 = None if self.mix2 is None else self.mix2(gates.mix2)
-        q = q if gates.query is None else q * gates.query
         settings = config.activation, config.layout, config.eps
         return Projected(Attention(q, k, v, mix1, mix2, visibility.rows, *settings), gates)
 
-    def _conv_inputs(self, x: Tensor, state: MixerState | None) -> Tensor:
-        """Return x after the earlier inputs that its convolution reaches back to, ``[B, <= K - 1 + T,
-        D]``.
-        """
-        if state is None:
-            return x
-        history = self.config.conv_kernel - 1
-        known = state.extended("inputs", x, needed=history)
-        count = min(known.shape[1], history + x.shape[1])
-        return known.narrow(1, known.shape[1] - count, count)
+    def _gate(self, x: Tensor, q: Tensor) -> tuple[Tensor, GateValues]:
+        """Return the gated queries, and all gates."""
+        if self.gates is None:
+            return q, GateValues()
+        gating = find_gating(self.backend, q)
+        if gating is not None and is_plain(self.gates, Gates):
+            return self.gates.fused(x, q, gating)
+        gates: GateValues = self.gates(x)
+        return q if gates.query is None else q * gates.query, gates
+
+    def _gate_output(self, o: Tensor, gate: Tensor | None) -> Tensor:
+        """``o``: ``[B, T, H * Dv]``."""
+        if gate is None:
+            return o
+        gating = find_gating(self.backend, o)
+        return o * gate if gating is None or gate.dtype != o.dtype else gating.gate_output(o, gate)
 
     def _convolved(
         self, q: Tensor, k: Tensor, v: Tensor, state: MixerState | None, visibility: Visibility
@@ -219,7 +238,10 @@ class Mixer(SequenceMixer):
         super()._check(x, state, starts)
         if state is not None:
             state.check_kind("inputs", x)
-        total, longest = x.shape[1] + (0 if state is None else state.length), self.config.max_length
+        past, longest = 0 if state is None else state.past, self.config.max_length
+        if isinstance(past, Tensor):
+            return  # the host does not know it; Visibility checks it on the device
+        total = past + x.shape[1]
         windowed = starts is not None or (state is not None and state.starts is not None)
         if total > longest and not windowed:
             raise UserError(

@@ -13,6 +13,7 @@ from torch import Tensor
 from hypermlp.config import is_integer, require
 from hypermlp.errors import UserError
 from hypermlp.layers.visibility import Visibility, document_origins, following_starts
+from hypermlp.ops.layout import raise_where
 
 
 class Rows:
@@ -102,6 +103,9 @@ class DecodingState:
     branches it.
     """
 
+    capacity: int | None = None
+    """The most positions that the state holds at once; None for any number."""
+
     def __init__(self, batch_size: int, config: Any, *, rollback: int = 128, recurrent: bool = False):
         """
         Args:
@@ -113,13 +117,27 @@ class DecodingState:
         """
         self.batch_size, self.config = batch_size, config
         self.rollback, self.recurrent = rollback, recurrent
-        self.length = 0
-        self.origins: Tensor | None = None
-        """Where the last position's document begins, int64 ``[B]``; None for 0."""
+        self._past: int | Tensor = 0
+        self._origins: Tensor | None = None
         self._rows: dict[str, Rows] = {}
         self._needed: dict[str, int] = {}  # rows before a position that the next one needs, where not all
         self._fixed: dict[str, Tensor] = {}
         self._offered: dict[str, Tensor] = {}
+
+    @property
+    def length(self) -> int:
+        """The number of positions so far."""
+        return int(self._past)
+
+    @property
+    def past(self) -> int | Tensor:
+        """The number of positions so far; a tensor on the device where the host does not know it."""
+        return self._past
+
+    @property
+    def origins(self) -> Tensor | None:
+        """Where the last position's document begins, int64 ``[B]``; None for 0."""
+        return self._origins
 
     # For layers: a call offers new rows and tensors, and ``commit`` takes them in.
 
@@ -145,6 +163,15 @@ class DecodingState:
             ``rollback``.
         """
         return self._named(name, new, needed).extended(new)
+
+    def with_history(self, name: str, new: Tensor, history: int) -> Tensor:
+        """Offer rows of the new positions and return them after those that a convolution reaches back to.
+
+        The result is ``[B, <= history + T, ...]``; missing rows stand for zeros.
+        """
+        known = self.extended(name, new, needed=history)
+        count = min(known.shape[1], history + new.shape[1])
+        return known.narrow(1, known.shape[1] - count, count)
 
     def room(
         self, name: str, new: Tensor, shape: tuple[int, ...], *, needed: int | None = None
@@ -195,8 +222,8 @@ class DecodingState:
             with torch.no_grad():
                 self.extended("starts", given, needed=2 if self.recurrent else None)
             origins = visibility.origins()
-            self.origins = None if origins is None else origins[:, -1]
-        self.length += visibility.new
+            self._origins = None if origins is None else origins[:, -1]
+        self._past = self.length + visibility.new
         self._fixed.update(self._offered)
         self._offered = {}
         for name, rows in self._rows.items():
@@ -220,15 +247,16 @@ class DecodingState:
         """Make sequence ``index[i]`` sequence i; any number of them, as beam search needs."""
         index = torch.as_tensor(index)
         integer = not (index.is_floating_point() or index.is_complex() or index.dtype == torch.bool)
-        fits = integer and index.dim() == 1 and index.numel() > 0
-        if not fits or index.min() < 0 or index.max() >= self.batch_size:
-            raise UserError(
-                f"index is {index.tolist()}; it must be a list of sequences between 0 and "
-                f"{self.batch_size - 1}"
-            )
-        self._change(lambda x: x.index_select(0, index.to(x.device)))
+        allowed = f"a list of sequences between 0 and {self.batch_size - 1}"
+        if not integer or index.dim() != 1 or index.numel() == 0:
+            raise UserError(f"index is {index.tolist()}; it must be {allowed}")
+        raise_where((index < 0) | (index >= self.batch_size), "index has an impossible value", allowed, index)
+        self._select(index)
         self.batch_size = index.numel()
         return self
+
+    def _select(self, index: Tensor) -> None:
+        self._change(lambda x: x.index_select(0, index.to(x.device)))
 
     def repeat(self, times: int) -> Self:
         """Repeat each sequence ``times`` times in a row."""
@@ -247,11 +275,11 @@ class DecodingState:
             self._check_crop(length)
         for rows in self._rows.values():
             rows.length = max(length, rows.forgotten)
-        self.length = length
+        self._past = length
         if length == 0:
-            self._rows, self._fixed, self.origins = {}, {}, None
+            self._rows, self._fixed, self._origins = {}, {}, None
         elif self.starts is not None:
-            self.origins = document_origins(self.starts)[:, -1]
+            self._origins = document_origins(self.starts)[:, -1]
         return self
 
     def _check_crop(self, length: int) -> None:
@@ -292,7 +320,7 @@ class DecodingState:
         self._fixed = {name: change(x) for name, x in self._fixed.items()}
         self._rows = {name: rows.changed(change) for name, rows in self._rows.items()}
         self._needed, self._offered = dict(self._needed), {}
-        self.origins = None if self.origins is None else change(self.origins)
+        self._origins = None if self._origins is None else change(self._origins)
 
     def __repr__(self) -> str:
         held = sum(x.numel() * x.itemsize for x in self.tensors())
@@ -319,3 +347,29 @@ class MixerState(DecodingState):
         None without a convolution.
         """
         return self.rows("inputs")
+
+
+def visibility_after(
+    state: DecodingState | None,
+    starts: Tensor | None,
+    *,
+    new: int,
+    device: torch.device,
+    max_visible: int | None,
+) -> Visibility:
+    """Return what ``new`` positions see after those that the state holds. ``Visibility`` has the arguments.
+
+    Without ``starts``, the state's last ones hold on.
+    """
+    if state is None:
+        return Visibility(starts, past=0, new=new, device=device, max_visible=max_visible)
+    return Visibility(
+        state.following_starts() if starts is None else starts,
+        past=state.past,
+        new=new,
+        device=device,
+        max_visible=max_visible,
+        origins=state.origins,
+        streaming=True,
+        capacity=state.capacity,
+    )

@@ -24,6 +24,7 @@ class _StateLayer:
     is_croppable = True
     is_compileable = False
     is_sliding = False
+    capacity: int | None = None
 
     def __init__(self, **kwargs: Any):
         self.state: DecodingState | None = None
@@ -34,7 +35,7 @@ class _StateLayer:
     def state_of(self, mixer: HasState, batch_size: int) -> DecodingState:
         """Return the state for the mixer or block, made at the first call."""
         if self.state is None:
-            self.state = mixer.new_state(batch_size)
+            self.state = mixer.new_state(batch_size, capacity=self.capacity)
         assert self.state is not None
         return self.state
 
@@ -95,16 +96,21 @@ class HyperMLPCacheLayer(_StateLayer, DynamicLayer):
 
 
 class HyperMLPStaticCacheLayer(_StateLayer, StaticLayer):
-    """The same for a static cache: a decoding state preallocates its own room."""
+    """The same for a static cache: the decoding state has a fixed size, and its length is on the device."""
 
     _layer_type = "hypermlp"
+    is_compileable = True
 
     def __init__(self, max_cache_len: int, **kwargs: Any):
         super().__init__(**kwargs)
-        self.max_cache_len = max_cache_len
+        self.max_cache_len = self.capacity = max_cache_len
 
     def get_max_length(self) -> int:
         return self.max_cache_len
+
+    def reset(self) -> None:
+        if self.state is not None:
+            self.state.crop(0)  # keeps the tensors and their addresses
 
 
 def layer_state(cache: Cache | None, index: int, mixer: HasState, batch_size: int) -> DecodingState | None:
@@ -118,3 +124,9 @@ def layer_state(cache: Cache | None, index: int, mixer: HasState, batch_size: in
             "DynamicCache(config=model.config)"
         )
     return layer.state_of(mixer, batch_size)
+
+
+def is_static(cache: Cache) -> bool:
+    """Return True if the layers of the cache have a fixed size."""
+    static = [isinstance(layer, HyperMLPStaticCacheLayer) for layer in cache.layers]
+    return bool(static) and all(static)

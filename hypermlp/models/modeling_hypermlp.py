@@ -29,10 +29,10 @@ from hypermlp.layers.canon import BlockState, Canon
 from hypermlp.layers.initialization import initialize_
 from hypermlp.layers.mlp import GeluMlp, SwigluMlp
 from hypermlp.layers.registry import layer_of
-from hypermlp.layers.state import DecodingState
+from hypermlp.layers.state import DecodingState, visibility_after
 from hypermlp.layers.step import is_plain
 from hypermlp.layers.visibility import Visibility
-from hypermlp.models.cache import layer_state
+from hypermlp.models.cache import is_static, layer_state
 from hypermlp.models.configuration_hypermlp import HyperMLPConfig
 from hypermlp.models.loss import head_loss
 from hypermlp.models.visibility import batch_starts
@@ -205,19 +205,11 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
         batch, new = x.shape[:2]
         mixers = self.mixers()
         state = layer_state(cache, 0, self.layers[0], batch)  # type: ignore[arg-type]
-        past = 0 if state is None else state.length
+        past = 0 if state is None else state.past
         starts = batch_starts(attention_mask, position_ids, document_ids, batch=batch, new=new, past=past)
-        if starts is None and state is not None:
-            starts = state.following_starts()
         longest = [mixer.max_visible for mixer in mixers if mixer.max_visible is not None]
-        return Visibility(
-            starts,
-            past=past,
-            new=new,
-            device=x.device,
-            max_visible=min(longest, default=None),
-            origins=None if state is None else state.origins,
-            streaming=state is not None,
+        return visibility_after(
+            state, starts, new=new, device=x.device, max_visible=min(longest, default=None)
         )
 
 
@@ -307,6 +299,26 @@ class HyperMLPForCausalLM(HyperMLPPreTrainedModel, GenerationMixin):
         head = self.lm_head
         plain = is_plain(head, nn.Linear) and not is_traceable_wrapper_subclass(head.weight)
         return plain and self.loss_function is ForCausalLMLoss and not torch.compiler.is_compiling()
+
+    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
+        """Drop the mask of a decoding step with a static cache, which has the prompt's padding already.
+
+        The mask grows with every token and would change the shapes of the step.
+        """
+        is_step = kwargs.get("next_sequence_length") == 1 and not kwargs.get("is_first_iteration")
+        cache = kwargs.get("past_key_values")
+        if is_step and cache is not None and is_static(cache):
+            kwargs["attention_mask"] = None
+        return super().prepare_inputs_for_generation(*args, **kwargs)  # type: ignore[misc]
+
+    @staticmethod
+    def create_masks_for_generate(*, attention_mask: Tensor | None, **_kwargs: Any) -> Tensor | None:
+        """Return the mask as it is; transformers would make a dense one for a static cache."""
+        return attention_mask
+
+    def _get_static_cache_init_shape(self) -> None:
+        """Make ``generate`` leave the allocation of a static cache to the first call of the mixers."""
+        return
 
     def _prepare_generated_length(self, *args: Any, **kwargs: Any) -> Any:
         """Limit the length to the context, where the learned slots end."""

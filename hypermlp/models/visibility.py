@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from hypermlp.errors import UserError
+from hypermlp.ops.layout import raise_where
 
 
 def batch_starts(
@@ -16,7 +17,7 @@ def batch_starts(
     *,
     batch: int,
     new: int,
-    past: int,
+    past: int | Tensor,
 ) -> Tensor | None:
     """Return the first position that each token sees, ``[B]`` or ``[B, T]``; None if each sees all earlier
     ones.
@@ -27,22 +28,25 @@ def batch_starts(
         position_ids: ``[B or 1, T]``. Without a mask and a cache, a document begins wherever they do not
             increase by 1.
         document_ids: ``[B, T]``, equal within a document; documents follow one another.
+        past: P; a tensor if only the device knows it. Positions are then filled: P > 0.
     """
+    first = isinstance(past, int) and past == 0
     padding = None if attention_mask is None else _padding(attention_mask, batch, past + new)
     documents = None
     if document_ids is not None:
         _check_shape("document_ids", document_ids, (batch, new))
-        if past > 0:
+        if not first:
             raise UserError(
                 "document_ids cannot be given with a filled cache; decode each document with a cache of its "
                 "own"
             )
         documents = _document_starts(document_ids[:, 1:] != document_ids[:, :-1])
-    elif position_ids is not None and attention_mask is None and past == 0:
+    elif position_ids is not None and attention_mask is None and first:
         position_ids = position_ids.expand(batch, -1)
         _check_shape("position_ids", position_ids, (batch, new))
         documents = _document_starts(position_ids[:, 1:] != position_ids[:, :-1] + 1)
-        if not torch.compiler.is_compiling() and not documents.any():
+        known = not torch.compiler.is_compiling() and documents.device.type == "cpu"
+        if known and not documents.any():
             documents = None
     if documents is None or padding is None:
         return padding if documents is None else documents
@@ -56,22 +60,26 @@ def _check_shape(name: str, x: Tensor, shape: tuple[int, int]) -> None:
         raise UserError(f"{name} has shape {list(x.shape)}; it must be {list(shape)}")
 
 
-def _padding(mask: Tensor, batch: int, total: int) -> Tensor | None:
+def _padding(mask: Tensor, batch: int, total: int | Tensor) -> Tensor | None:
     if mask.dim() != 2:
         raise UserError(
             f"attention_mask has shape {list(mask.shape)}; it must be [batch, positions], 0 for padding on "
             "the left"
         )
-    _check_shape("attention_mask", mask, (batch, total))
+    _check_shape("attention_mask", mask, (batch, mask.shape[1] if isinstance(total, Tensor) else total))
     seen = mask != 0
     starts = (seen.cumsum(dim=1) == 0).sum(dim=1)
     if torch.compiler.is_compiling():
         return starts
-    if bool((seen[:, 1:] & ~seen[:, :-1]).sum(dim=1).add(seen[:, 0]).gt(1).any()):
-        raise UserError(
-            "attention_mask has zeros between ones; only padding on the left and on the right can be masked"
-        )
-    return starts if bool(starts.any()) else None
+    runs = (seen[:, 1:] & ~seen[:, :-1]).sum(dim=1) + seen[:, 0]
+    raise_where(
+        runs > 1,
+        "attention_mask has zeros between ones",
+        "padding on the left and on the right, so at most 1 run of ones per sequence",
+        runs,
+    )
+    # Elsewhere than on a CPU, asking whether there is padding would wait for the device.
+    return starts if mask.device.type != "cpu" or bool(starts.any()) else None
 
 
 def _document_starts(begins: Tensor) -> Tensor:

@@ -99,6 +99,18 @@ def attend(arguments: Attention, backend: str) -> Tensor:
     return choose_backend(backend, request).attention(arguments)
 
 
+def attend_ring(arguments: Attention, positions: Tensor, backend: str) -> Tensor:
+    """Run the operator over keys and values in rings, for queries at ``positions``, int64 ``[Tq]``.
+
+    The arguments are known to be valid; ``starts`` comes from ``ring_starts``.
+    """
+    mixed = arguments.mix1 is not None or arguments.mix2 is not None
+    request = _request("ring", arguments.q, arguments.tensors(), arguments.activation, mixed)
+    run = choose_backend(backend, request).ring
+    assert run is not None
+    return run(arguments, positions)
+
+
 def causal_conv_pair(
     x: Tensor,
     weight1: Tensor,

@@ -68,8 +68,8 @@ class Request(NamedTuple):
     """What is to be computed, as far as the choice of a backend depends on it."""
 
     operation: str
-    """"attention" (the operator), "convolution" (the pair of causal convolutions) or "step" (a layer's
-    decoding step).
+    """"attention" (the operator), "ring" (the operator over keys in a ring), "convolution" (the pair of
+    causal convolutions), "gating" (a layer's gates) or "step" (a layer's decoding step).
     """
     device_type: str
     dtype: torch.dtype

@@ -3,7 +3,8 @@ them.
 
 Memory is O(T): the forward keeps q, k, v, the mixes and 1/rho; the backward walks the same blocks again.
 1/rho is applied to the output row instead of the scores, since relu(c h) = c relu(h) for c > 0 and all that
-follows is linear. Half precision is stored, float32 is computed.
+follows is linear. Half precision is stored, float32 is computed; where there are tensor cores, they multiply
+the large products in halves and sum in float32. No value is read back from a device.
 
 Shapes: B batch, H heads, G branches (H, or 2 H for "glu"), Tq queries, Tk keys, M queries of one block, n
 keys of one block, Dk, Dv widths, L slots, r rank. Inside, heads come first: [G, B, T, D], so that one GEMM
@@ -23,6 +24,8 @@ from hypermlp.ops.score_block import ScoreBlock
 MIN_ROWS, MAX_ROWS = 32, 128  # rows of a block, where the sequence is long enough
 MAX_CELLS = {"cpu": 1 << 21}  # scores in one buffer: near the cache on a CPU,
 DEFAULT_MAX_CELLS = 1 << 25  # enough work per call elsewhere
+# Where a GEMM multiplies halves and returns float32 (torch.bmm with out_dtype).
+TENSOR_CORES = {"cuda"} if torch.version.hip is None else set()
 
 
 class _Scratch:
@@ -121,8 +124,11 @@ class _Problem:
         q, k, v, mix1, mix2, starts, activation, layout, eps = arguments
         self.dtype = torch.promote_types(q.dtype, torch.float32)
         self.batch, self.heads, self.branches = q.shape[0], v.shape[2], q.shape[2]
-        # keys before every start take no part
-        self.unseen = 0 if starts is None else min(int(starts.min()), k.shape[1] - q.shape[1])
+        # Keys before every start take no part. Elsewhere than on a CPU, reading starts would wait for the
+        # device.
+        known = starts if starts is not None and starts.device.type == "cpu" else None
+        self.unseen = 0 if known is None else min(int(known.min()), k.shape[1] - q.shape[1])
+        self.reads_starts = known is not None
         k, v, starts = (
             k[:, self.unseen :],
             v[:, self.unseen :],
@@ -131,17 +137,38 @@ class _Problem:
         self.num_queries, self.num_keys = q.shape[1], k.shape[1]
         self.activation, self.layout, self.eps, self.starts = activation, layout, eps, starts
         self.score_scale = q.shape[3] ** -0.5 if activation == "softmax" else 1.0
-        self.q, self.k, self.v = (self.heads_first(x) for x in (q, k, v))
-        self.scratch = _Scratch(self.q)
+        self.scratch = _Scratch(q.new_empty(0, dtype=self.dtype))
+        self.half = q.dtype if q.dtype != self.dtype and q.device.type in TENSOR_CORES else None
+        self.q, self.k, self.v = (self.heads_first(x, self.half) for x in (q, k, v))
         self.mix1 = mix1 and self._mixer(mix1)
         self.mix2 = mix2 and self._mixer(transposed(mix2))
 
     def _mixer(self, mix: Mix) -> _Mixer:
         return _Mixer(mix, slots=self.num_keys, layout=self.layout, scratch=self.scratch)
 
-    def heads_first(self, x: Tensor) -> Tensor:
+    def heads_first(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """``[B, T, H, D] -> [H * B, T, D]``"""
-        return x.to(self.dtype).permute(2, 0, 1, 3).flatten(0, 1).contiguous()
+        return x.to(dtype or self.dtype).permute(2, 0, 1, 3).flatten(0, 1).contiguous()
+
+    def multiply(self, left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return one of the large products, in float32 (float64 for float64).
+
+        Tensor cores multiply halves, if both factors are halves already, which loses nothing, or if they are
+        rounded to bfloat16, which has the range of float32. float16 would overflow. Everything else is a
+        product of the user's ``torch.set_float32_matmul_precision``.
+        """
+        if self.half is not None and (left.dtype == right.dtype == self.half or self.half == torch.bfloat16):
+            product = half_product(left.to(self.half), right.to(self.half))
+            return product if out is None else out.copy_(product)
+        left, right = left.to(self.dtype), right.to(self.dtype)
+        return torch.bmm(left, right) if out is None else torch.bmm(left, right, out=out)
+
+    def accumulate(self, total: Tensor, left: Tensor, right: Tensor) -> None:
+        """total ← total + left · right"""
+        if self.half is None:
+            total.baddbmm_(left, right)
+        else:
+            total.add_(self.multiply(left, right))
 
     def tokens_first(self, x: Tensor) -> Tensor:
         """``[H * B, T, D] -> [B, T, H, D]``, a view"""
@@ -150,7 +177,7 @@ class _Problem:
     def blocks(self) -> Iterator[ScoreBlock]:
         rows = rows_per_block(self.q.device.type, self.branches * self.batch, self.num_queries, self.num_keys)
         offset = self.num_keys - self.num_queries
-        oldest = None if self.starts is None else self.starts.amin(0).tolist()
+        oldest = self.starts.amin(0).tolist() if self.starts is not None and self.reads_starts else None
         for first in reversed(range(0, self.num_queries, rows)):  # the largest first, to size the scratch
             queries = range(first, min(first + rows, self.num_queries))
             first_key = (
@@ -178,7 +205,7 @@ class _Problem:
         A batched GEMM is fast only into contiguous memory, hence the copy.
         """
         product = self.scratch.get("temporary", (rows.shape[0], block.rows, block.columns))
-        torch.bmm(rows[:, block.queries], columns[:, block.keys].mT, out=product)
+        self.multiply(rows[:, block.queries], columns[:, block.keys].mT, product)
         buffer = self.buffer(name, block, rows.shape[0] // self.batch)
         block.ordinary(buffer).copy_(product)
         return block.mask_(buffer)
@@ -241,6 +268,11 @@ class _Problem:
         return result
 
 
+def half_product(left: Tensor, right: Tensor) -> Tensor:
+    """Return the float32 product of halves, summed in float32."""
+    return torch.bmm(left, right, out_dtype=torch.float32)
+
+
 def rows_per_block(device: str, matrices: int, num_queries: int, num_keys: int) -> int:
     """Return the rows of a block: at most MAX_ROWS, fewer to fit MAX_CELLS or if the sequence is short.
 
@@ -272,7 +304,7 @@ def forward(arguments: Attention) -> tuple[Tensor, Tensor]:
     """Return the output ``[B, Tq, H, Dv]`` and 1/rho ``[H * B, Tq, 1]``."""
     problem, q, v = _Problem(arguments), arguments.q, arguments.v
     out = torch.empty_like(v[:, : q.shape[1]], memory_format=torch.contiguous_format)
-    inverse_norms = problem.v.new_empty(problem.v.shape[0], q.shape[1], 1)
+    inverse_norms = problem.scratch.like.new_empty(problem.v.shape[0], q.shape[1], 1)
     for block in problem.blocks():
         scores = problem.scores(block)
         if problem.mix1:
@@ -281,7 +313,7 @@ def forward(arguments: Attention) -> tuple[Tensor, Tensor]:
         weights, _ = problem.activate(block, scores)
         if problem.mix2:
             problem.mix2.apply_(block, weights)
-        rows = torch.bmm(block.ordinary(weights), problem.v[:, block.keys]).mul_(inverse_norm)
+        rows = problem.multiply(block.ordinary(weights), problem.v[:, block.keys]).mul_(inverse_norm)
         out[:, block.queries] = problem.tokens_first(rows)
     return out, inverse_norms
 
@@ -291,9 +323,9 @@ def backward(grad_out: Tensor, inverse_norm: Tensor, arguments: Attention) -> li
     problem = _Problem(arguments)
     grad_out = problem.heads_first(grad_out) * inverse_norm
     grad_q, grad_k, grad_v = (
-        torch.empty_like(problem.q),
-        torch.zeros_like(problem.k),
-        torch.zeros_like(problem.v),
+        torch.empty_like(problem.q, dtype=problem.dtype),
+        torch.zeros_like(problem.k, dtype=problem.dtype),
+        torch.zeros_like(problem.v, dtype=problem.dtype),
     )
     grad1, grad2 = (mixer and _MixerGrad(mixer) for mixer in (problem.mix1, problem.mix2))
     for block in problem.blocks():
@@ -308,7 +340,7 @@ def backward(grad_out: Tensor, inverse_norm: Tensor, arguments: Attention) -> li
             mixed = problem.copy("mixed", weights)
             inner2 = grad2.mixer.apply_(block, mixed)
 
-        grad_v[:, keys].baddbmm_(block.ordinary(mixed).mT, grad_out[:, rows])
+        problem.accumulate(grad_v[:, keys], block.ordinary(mixed).mT, grad_out[:, rows])
         grad = problem.product("grad weights", block, grad_out, problem.v)
         if grad2:
             grad2.apply_(block, weights, inner2, grad)
@@ -317,8 +349,8 @@ def backward(grad_out: Tensor, inverse_norm: Tensor, arguments: Attention) -> li
             grad1.apply_(block, before1, inner1, grad)
         if problem.score_scale != 1.0:
             grad.mul_(problem.score_scale)
-        grad_q[:, rows] = torch.bmm(block.ordinary(grad), problem.k[:, keys])
-        grad_k[:, keys].baddbmm_(block.ordinary(grad).mT, problem.q[:, rows])
+        grad_q[:, rows] = problem.multiply(block.ordinary(grad), problem.k[:, keys])
+        problem.accumulate(grad_k[:, keys], block.ordinary(grad).mT, problem.q[:, rows])
 
     grad_k, grad_v = (F.pad(g, (0, 0, problem.unseen, 0)) for g in (grad_k, grad_v))
     grads = [

@@ -130,3 +130,20 @@ native_conv_pair = _register("native_conv_pair", "native")  # the kernels are in
 blocked_conv_pair = _register("conv_pair", "blocked")
 torch.library.impl("hypermlp::conv_pair", "default", reference_conv_pair)
 torch.library.impl("hypermlp::conv_pair_backward", "default", _backward)
+
+
+def _triton(x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None) -> Any:
+    from hypermlp.ops.triton.elementwise import conv_pair
+
+    return conv_pair(x, weight1, weight2, length, reach)
+
+
+def _triton_backward(*arguments: Any) -> Any:
+    from hypermlp.ops.triton.elementwise import conv_pair_backward
+
+    return conv_pair_backward(*arguments)
+
+
+triton_conv_pair = _register("triton_conv_pair", "triton")
+torch.library.impl("hypermlp::triton_conv_pair", "default", _triton)
+torch.library.impl("hypermlp::triton_conv_pair_backward", "default", _triton_backward)

@@ -15,9 +15,10 @@ from typing import Any
 from torch import Tensor
 
 from hypermlp.errors import UserError
-from hypermlp.ops import blocked, convolution, native, reference, sdpa, triton
+from hypermlp.ops import blocked, convolution, gating, native, reference, ring, sdpa, triton
 from hypermlp.ops.arguments import Attention, Request
 from hypermlp.ops.convolution import ConvPair
+from hypermlp.ops.gating import Gating
 from hypermlp.ops.library import register_attention
 
 
@@ -33,6 +34,10 @@ class Backend:
     name: str
     attention: Callable[[Attention], Tensor]
     convolution: ConvPair | None = None
+    ring: Callable[[Attention, Tensor], Tensor] | None = None
+    """The operator over a ring, for queries at positions on the device (ops/ring.py)."""
+    gating: Gating | None = None
+    """The sigmoid gates of a layer in fused kernels; without them a layer runs plain PyTorch."""
     step: bool = False
     """Whether it has the kernel for a layer's decoding step (layers/step.py)."""
     unavailable: Callable[[], str | None] = lambda: None
@@ -41,7 +46,7 @@ class Backend:
     """Whether "auto" may take it for a request that it supports."""
 
     def lacks(self, operation: str) -> bool:
-        return {"attention": False, "convolution": self.convolution is None, "step": not self.step}[operation]
+        return operation != "attention" and not getattr(self, operation)
 
     def refusal(self, request: Request) -> str | None:
         """Return why this backend cannot serve the request, apart from the machine; None if it can."""
@@ -65,6 +70,9 @@ BACKENDS = {
         Backend(
             "triton",
             register_attention("triton", triton.forward, triton.backward, saved=triton.empty_sums),
+            convolution.triton_conv_pair,
+            ring=ring.triton_attention,
+            gating=gating.triton_gating,
             unavailable=triton.unavailable,
             unsupported=triton.unsupported,
             automatic=lambda request: request.device_type == "cuda",
@@ -74,7 +82,7 @@ BACKENDS = {
             register_attention("blocked", blocked.forward, blocked.backward),
             convolution.blocked_conv_pair,
         ),
-        Backend("reference", reference.attention, convolution.reference_conv_pair),
+        Backend("reference", reference.attention, convolution.reference_conv_pair, ring=ring.attention),
     )
 }
 _override = ""  # what "auto" stands for inside ``use_backend``; torch.compile guards on it
@@ -119,6 +127,14 @@ def can_run(name: str, request: Request) -> bool:
     return True
 
 
+def find_gating(name: str, like: Tensor) -> Gating | None:
+    """Return the fused gates of the backend that ``name`` stands for; None if it has none for this tensor."""
+    if name == "auto" and _override:
+        name = _override
+    found = _find(name, "gating", like.device.type, like.dtype)
+    return BACKENDS[found].gating if found else None
+
+
 def backend_for(name: str, operation: str) -> str:
     """Return ``name``, or "auto" if that backend does not have the operation at all, such as "sdpa" for a
     convolution.
@@ -157,9 +173,21 @@ def _choose(name: str, *fields: Any) -> str:
     return name
 
 
-# torch.compile calls this while tracing and keeps the answer. Setting the attribute is all that
+def _find(name: str, *fields: Any) -> str:
+    """Return the name of the backend for an operation that plain PyTorch computes otherwise; "" for none."""
+    request = Request(*fields)
+    candidates = BACKENDS if name == "auto" else [name] if name in BACKENDS else []
+    able = any(BACKENDS[candidate].refusal(request) is None for candidate in candidates)
+    try:
+        return _choose(name, *fields) if able else ""
+    except UserError:
+        return ""
+
+
+# torch.compile calls these while tracing and keeps the answers. Setting the attribute is all that
 # torch.compiler.assume_constant_result does, and importing that would import the whole compiler.
 _choose._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_find._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache

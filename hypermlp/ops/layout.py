@@ -7,6 +7,8 @@ numbers them:
     layout "forward":  slot = j - start    slot 0 is the oldest visible key
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -49,8 +51,12 @@ def row_starts(starts: Tensor, num_queries: int, num_keys: int, max_slots: int) 
         starts: ``[B]`` or ``[B, Tq]``.
         max_slots: the most positions that a query may see; any number if negative.
     """
-    positions = query_positions(num_queries, num_keys, starts.device)
-    limits = torch.full_like(positions, num_keys) if starts.dim() == 1 else positions + 1
+    return checked_row_starts(starts, query_positions(num_queries, num_keys, starts.device), max_slots)
+
+
+def checked_row_starts(starts: Tensor, positions: Tensor, max_slots: int) -> Tensor:
+    """Return ``row_starts`` of queries at ``positions``, int64 ``[Tq]``; raise on impossible values."""
+    limits = (positions[-1] + 1).expand_as(positions) if starts.dim() == 1 else positions + 1
     rows = (starts[:, None] if starts.dim() == 1 else starts).long()
     checks = [
         (rows < 0, "starts must not be negative", "0 <= starts"),
@@ -103,6 +109,17 @@ def visible_keys(starts: Tensor | None, num_queries: int, num_keys: int, device:
     key = torch.arange(num_keys, device=device)[None, None, :]
     visible = key <= position
     return visible if starts is None else visible & (key >= starts[:, :, None])
+
+
+class SlotMaps(NamedTuple):
+    """Which keys a query sees and the way between keys and slots, ``[B or 1, Tq, Tk]`` each.
+
+    The indices are meaningful for visible keys and existing slots, and within bounds elsewhere.
+    """
+
+    visible: Tensor  # bool, by key
+    key_of_slot: Tensor
+    slot_of_key: Tensor
 
 
 def slot_maps(

@@ -152,8 +152,8 @@ def register_attention(
         ctx.set_materialize_grads(True)
 
     def run_backward(ctx: Any, grad_out: Tensor, _grad_saved: Tensor) -> tuple[Tensor | None, ...]:
-        tensors = ctx.saved_tensors  # once: checkpointing recomputes them when they are asked for
-        given, tensors = tensors[: len(kept)], tensors[len(kept) :]
+        kept_tensors = ctx.saved_tensors  # read once: activation checkpointing recomputes them
+        given, tensors = kept_tensors[: len(kept)], kept_tensors[len(kept) :]
         flat = (*tensors, *ctx.settings)
         grads = iter(backward_op(grad_out, *given, *flat))
         present = (None if x is None else next(grads) for x in Attention.unflatten(flat).tensors())

@@ -13,15 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hypermlp.ops.arguments import Attention, Mix
-from hypermlp.ops.layout import slot_maps, visible_keys
+from hypermlp.ops.layout import SlotMaps, slot_maps, visible_keys
 
 
-def attention(arguments: Attention) -> Tensor:
-    """Compute the equations; half precision is computed in float32."""
-    dtype = torch.promote_types(arguments.q.dtype, torch.float32)
+def attention(arguments: Attention, maps: SlotMaps | None = None) -> Tensor:
+    """Compute the equations; half precision is computed in float32. ``trace`` explains ``maps``."""
+    input_dtype = arguments.q.dtype
+    dtype = torch.promote_types(input_dtype, torch.float32)
     q, k, v = (x.to(dtype) for x in (arguments.q, arguments.k, arguments.v))
     mix1, mix2 = (mix and Mix(*(x.to(dtype) for x in mix)) for mix in (arguments.mix1, arguments.mix2))
-    return trace(arguments._replace(q=q, k=k, v=v, mix1=mix1, mix2=mix2)).output.to(arguments.q.dtype)
+    arguments = arguments._replace(q=q, k=k, v=v, mix1=mix1, mix2=mix2)
+    return trace(arguments, maps).output.to(input_dtype)
 
 
 class Trace(NamedTuple):
@@ -43,12 +45,19 @@ class Trace(NamedTuple):
     """``[B, Tq, H, Dv]``"""
 
 
-def trace(arguments: Attention) -> Trace:
-    """Compute the equations in the dtype of the tensors and return every intermediate result."""
+def trace(arguments: Attention, maps: SlotMaps | None = None) -> Trace:
+    """Compute the equations in the dtype of the tensors and return every intermediate result.
+
+    ``maps``: where the keys of each slot are; None if the queries are the last positions of the keys. With
+        maps, the mixes must have as many slots as there are keys.
+    """
     q, k, v, mix1, mix2, starts, activation, layout, eps = arguments
     Tq, Tk = q.shape[1], k.shape[1]
-    visible = visible_keys(starts, Tq, Tk, q.device)[:, None]  # [B, 1, Tq, keys]
-    key_of_slot, slot_of_key = (m[:, None] for m in slot_maps(layout, starts, Tq, Tk, q.device))
+    if maps is None:
+        visible = visible_keys(starts, Tq, Tk, q.device)
+        maps = SlotMaps(visible, *slot_maps(layout, starts, Tq, Tk, q.device))
+        mix1, mix2 = (mix and with_slots(mix, Tk) for mix in (mix1, mix2))
+    visible, key_of_slot, slot_of_key = (m[:, None] for m in maps)  # [B, 1, Tq, keys or slots]
     exists = torch.arange(Tk, device=q.device) < visible.sum(-1, keepdim=True)  # [B, 1, Tq, slots]
 
     z = _reorder(torch.einsum("bihd,bjhd->bhij", q, k), key_of_slot, exists)
@@ -67,7 +76,6 @@ def trace(arguments: Attention) -> Trace:
 
 def _times_R(y: Tensor, p: Tensor, A: Tensor, B: Tensor, s: Tensor) -> Tensor:
     """y R = y + y ⊙ p + ((y A) ⊙ s) Bᵀ"""
-    p, A, B = (_rows(x, y.shape[-1]) for x in (p, A, B))
     u = torch.einsum("bhin,hnr->bhir", y, A) * s.transpose(1, 2)
     return y + y * p[:, None, :] + torch.einsum("bhir,hnr->bhin", u, B)
 
@@ -87,8 +95,16 @@ def _softplus(x: Tensor) -> Tensor:
     return torch.logaddexp(x, torch.zeros_like(x))
 
 
+def with_slots(mix: Mix, slots: int) -> Mix:
+    """Return the mix with its first ``slots`` slots, zeros beyond the last one: such slots are never
+    visible.
+    """
+    diag, left, right = (_rows(x, slots) for x in mix[:3])
+    return Mix(diag, left, right, mix.gate)
+
+
 def _rows(parameter: Tensor, slots: int) -> Tensor:
-    """Return the first ``slots`` rows, zeros beyond the last one: such slots are never visible.
+    """Return the first ``slots`` rows, zeros beyond the last one.
 
     Selected by index, because a slice would make torch.export exclude the length at which it is the whole.
     """

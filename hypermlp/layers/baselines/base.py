@@ -143,7 +143,7 @@ class Baseline(SequenceMixer, Generic[ConfigOf]):
         if not self.recurrent or visibility.reach is None:
             return
         known = None if state is None or state.starts is None else state.starts[:, -1:]
-        reach, past = visibility.reach, visibility.past
+        reach, past = visibility.reach, visibility.known_past
         before = torch.full_like(reach[:, :1], past) if known is None else (past - known).clamp(min=0)
         expected = torch.cat([before, reach[:, :-1]], dim=1) + 1
         raise_where(

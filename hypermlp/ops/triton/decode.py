@@ -23,7 +23,7 @@ def decode(arguments: Attention, ends: Tensor | None = None) -> tuple[Tensor, Te
     Args:
         arguments: with one query. k and v are read where they are, if their last dimension is contiguous.
         ends: int64 ``[B]``, how many keys each sequence has; the query is the last of them. None for all.
-            Keys and values behind them are not read.
+            Key j is in row ``j mod`` the number of rows. Rows that hold no key yet are not read.
     """
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in arguments[:3])
     assert q.shape[1] == 1

@@ -38,6 +38,15 @@ def _query(starts, ends, item, num_keys, HAS_STARTS: tl.constexpr, HAS_ENDS: tl.
 
 
 @triton.jit
+def _row(position, start, slot, num_keys, LAG: tl.constexpr, HAS_ENDS: tl.constexpr):
+    """Return the row of the cache that holds a slot. A cache of fixed size is a ring."""
+    key = position - slot if LAG else start + slot
+    if HAS_ENDS:
+        key = key % num_keys  # of existing slots, which are not negative
+    return key
+
+
+@triton.jit
 def _total(
     partial,
     matrix,
@@ -118,7 +127,7 @@ def decode_scores(
     for tile in tl.range(split * tiles_per_split, last):
         slot = tile * BN + tl.arange(0, BN)
         exists = slot < count
-        place = (position - slot if LAG else start + slot).to(tl.int64) * k_key
+        place = _row(position, start, slot, num_keys, LAG, HAS_ENDS).to(tl.int64) * k_key
         z = tl.zeros([BN], dtype=dtype)
         for first in tl.range(0, channels, BD):
             channel = first + tl.arange(0, BD)
@@ -306,7 +315,7 @@ def decode_readout(
             weights + matrix.to(tl.int64) * capacity, slot, exists, gated, diag2, left2, head, num_slots2,
             RANK, R, MIXED, dtype,
         )  # fmt: skip
-        place = (position - slot if LAG else start + slot).to(tl.int64) * v_key
+        place = _row(position, start, slot, num_keys, LAG, HAS_ENDS).to(tl.int64) * v_key
         mask = exists[:, None] & (channel < channels)[None, :]
         x = tl.load(values + place[:, None] + channel[None, :], mask=mask, other=0.0).to(dtype)
         out += tl.sum(x * w[:, None], 0)

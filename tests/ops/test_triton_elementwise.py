@@ -1,0 +1,30 @@
+"""The kernels of the convolution pair and of the gates, without a GPU: interpreted, and compiled.
+
+Triton decides at import whether it interprets, so each way has a process of its own.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+
+def run_apart(file, **environment):
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", file]
+    settings = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | environment
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, env=settings, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "[100%]" in done.stdout, done.stdout
+
+
+def test_interpreted():
+    run_apart("tests/ops/triton_elementwise.py", TRITON_INTERPRET="1")
+
+
+def test_compiled():
+    run_apart("tests/ops/triton_resources.py", TRITON_DEFAULT_FP_FUSION="1")
