@@ -26,7 +26,7 @@ from hypermlp.cache import cache_directory
 from hypermlp.errors import UserError
 
 SOURCES = Path(__file__).parent / "csrc"
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-fPIC")
 TORCH_ABI = "-DTORCH_TARGET_VERSION=0x020a000000000000"  # 2.10, the oldest supported version
 LOCK_SECONDS = 120.0
 

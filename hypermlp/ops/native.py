@@ -38,6 +38,14 @@ def scratch_peak() -> int:
     return int(function())
 
 
+def backward_tasks(batch: int, heads: int, queries: int, keys: int) -> int:
+    """Return how many tasks the backward kernel can run at the same time for a shape without starts."""
+    function = ctypes.CDLL(str(load())).hypermlp_backward_tasks
+    function.argtypes = [ctypes.c_int64] * 4
+    function.restype = ctypes.c_int64
+    return int(function(batch, heads, queries, keys))
+
+
 @functools.cache
 def unavailable() -> str | None:
     """Return why the kernels cannot be used here, or None. The first call builds them."""

@@ -1,9 +1,20 @@
-// The one count of scratch memory.
+// The one count of scratch memory, and its limit.
 #include "scratch.h"
 
 namespace hypermlp {
 
 Meter meter;
+
+constexpr int64_t kDefaultLimit = 64;  // MiB
+
+size_t scratch_limit() {
+    static const size_t limit = [] {
+        const char* text = std::getenv("HYPERMLP_SCRATCH_MB");
+        const int64_t given = text == nullptr ? kDefaultLimit : std::atoll(text);
+        return static_cast<size_t>(given < 0 ? 0 : given) << 20;
+    }();
+    return limit;
+}
 
 }  // namespace hypermlp
 
