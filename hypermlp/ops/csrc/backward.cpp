@@ -19,13 +19,13 @@ template <typename T>
 struct BackwardBuffers {
     T *before[2], *scores[2], *inner1[2], *gated1[2];  // by branch
     T *weights, *grad;
-    T *inner2, *gated2, *grad_inner, *grad_gated, *small_panels;
+    T *inner2, *gated2, *grad_inner, *grad_gated;
     T *grad_rows, *panels;
 
     // The scratch of one worker.
     static size_t need(const Problem<T>& p) {
         const int64_t rows = std::min(block_rows(p.keys), p.queries);
-        return 6 * Arena::need<T>(Block<T>::cells(rows, p.keys)) + 9 * Arena::need<T>(small(p, rows)) +
+        return 6 * Arena::need<T>(Block<T>::cells(rows, p.keys)) + 8 * Arena::need<T>(small(p, rows)) +
                2 * Arena::need<T>(wide(p, rows));
     }
     BackwardBuffers(const Problem<T>& p, const Block<T>& b, Arena own) {
@@ -37,7 +37,7 @@ struct BackwardBuffers {
             gated1[branch] = own.take<T>(small(p, b.rows));
         }
         for (T** buffer : {&weights, &grad}) *buffer = own.take<T>(b.cells());
-        for (T** buffer : {&inner2, &gated2, &grad_inner, &grad_gated, &small_panels})
+        for (T** buffer : {&inner2, &gated2, &grad_inner, &grad_gated})
             *buffer = own.take<T>(small(p, b.rows));
         for (T** buffer : {&grad_rows, &panels}) *buffer = own.take<T>(wide(p, b.rows));
     }
@@ -173,7 +173,7 @@ struct Backward {
             const HeadMixGrad<T> mix(p.mix2, mix2, sums2, grads.mix2.gate, batch, head,
                                      Direction::kTransposed);
             mix.apply(b, own.weights, own.inner2, own.gated2, own.grad, own.grad_inner, own.grad_gated,
-                      own.small_panels, [&](const auto& add) {
+                      [&](const auto& add) {
                           turns.in_order(batch * p.heads + head, kMix2Point, turn, [&] {
                               if (turn == 0) sums2.clear(batch, head);
                               add();
@@ -217,7 +217,7 @@ struct Backward {
                 const HeadMixGrad<T> mix(p.mix1, mix1, sums1, grads.mix1.gate, batch, g,
                                          Direction::kStraight);
                 mix.apply(b, own.before[branch], own.inner1[branch], own.gated1[branch], scores,
-                          own.grad_inner, own.grad_gated, own.small_panels, [&](const auto& add) {
+                          own.grad_inner, own.grad_gated, [&](const auto& add) {
                               turns.in_order(chain, kMix1Points + branch, turn, [&] {
                                   if (turn == 0) sums1.clear(batch, g);
                                   add();

@@ -117,15 +117,16 @@ struct Decode {
             }
 #pragma omp simd reduction(+ : squares)
         for (int64_t i = 0; i < count; ++i) squares += gate[i] * gate[i];
+        inverse_norm(row, head) = 1 / std::sqrt(squares + T(p.eps));
+        const T factor = row_scale(inverse_norm(row, head));
         if (p.glu()) {
             const T* scale = score(row, head + p.heads) + start(row);
 #pragma omp simd
-            for (int64_t i = 0; i < count; ++i) gate[i] = positive(gate[i]) * softplus(scale[i]);
+            for (int64_t i = 0; i < count; ++i) gate[i] = positive(gate[i]) * softplus(scale[i]) * factor;
         } else {
 #pragma omp simd
-            for (int64_t i = 0; i < count; ++i) gate[i] = positive(gate[i]);
+            for (int64_t i = 0; i < count; ++i) gate[i] = positive(gate[i]) * factor;
         }
-        inverse_norm(row, head) = 1 / std::sqrt(squares + T(p.eps));
         if (p.mix2.exists())
             DecodeMix<T>(p.mix2, batch, query, head, Direction::kTransposed)
                 .apply(gate, count, p.layout, room);
@@ -149,7 +150,7 @@ struct Decode {
 
     void reduce(int64_t row, int64_t head) const {
         T* out = output.out.at(row / p.queries, row % p.queries, head);
-        const T factor = inverse_norm(row, head);
+        const T factor = after_scale(inverse_norm(row, head));
         std::fill(out, out + p.vo_dim, T(0));
         for (int64_t chunk = 0; chunk < chunks; ++chunk) {
             const T* sum = partial + ((row * chunks + chunk) * p.heads + head) * p.vo_dim;

@@ -62,9 +62,13 @@ struct Forward {
         }
 
         T* inverse_norm = output.inverse_norm + (head * p.batch + batch) * p.queries + first;
-        for (int64_t row = 0; row < b.rows; ++row)
-            inverse_norm[row] =
-                activate(b.begin(row), b.end(row), b.aligned(scores[0], row), b.aligned(scores[1], row));
+        for (int64_t row = 0; row < b.rows; ++row) {
+            T* gate = b.aligned(scores[0], row);
+            inverse_norm[row] = activate(b.begin(row), b.end(row), gate, b.aligned(scores[1], row));
+            const T scale = row_scale(inverse_norm[row]);
+            if (scale != 1)
+                for (int64_t c = b.begin(row); c < b.end(row); ++c) gate[c] *= scale;
+        }
 
         if (p.mix2.exists()) {
             const HeadMix<T> mix(p.mix2, mix2, batch, head, Direction::kTransposed);
@@ -76,8 +80,10 @@ struct Forward {
         multiply<T, Into::kNew, Causal::kLeft>(b.rows, p.vo_dim, b.columns, {b.ordinary(scores[0]), b.ld, 1},
                                                values.of(batch, head) + b.first_key * kPanel<T>,
                                                values.step(), out, ld, b.slack());
-        for (int64_t row = 0; row < b.rows; ++row)
-            for (int64_t d = 0; d < p.vo_dim; ++d) out[row * ld + d] *= inverse_norm[row];
+        for (int64_t row = 0; row < b.rows; ++row) {
+            const T factor = after_scale(inverse_norm[row]);
+            for (int64_t d = 0; d < p.vo_dim; ++d) out[row * ld + d] *= factor;
+        }
     }
 
     // Replace gate by the activation, not yet divided by the norm. Return 1 / rho.

@@ -117,7 +117,7 @@ struct HeadMix {
     // inner = buffer left; gated = inner * gate
     void inner(const Block<T>& b, const T* buffer, T* inner, T* gated) const {
         const int64_t ld = padded<T>(rank);
-        multiply<T>(b.rows, ld, width(b), view(b, buffer), left + first_row(b) * kPanel<T>,
+        multiply<T>(b.rows, vectors<T>(rank), width(b), view(b, buffer), left + first_row(b) * kPanel<T>,
                     length * kPanel<T>, inner, ld);
         for (int64_t row = 0; row < b.rows; ++row) {
             const T* g = gate.at(batch, b.first_query + row, head);

@@ -5,7 +5,7 @@ namespace hypermlp {
 
 Meter meter;
 
-constexpr int64_t kDefaultLimit = 64;  // MiB
+constexpr int64_t kDefaultLimit = 16;  // MiB
 
 size_t scratch_limit() {
     static const size_t limit = [] {
