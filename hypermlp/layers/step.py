@@ -71,7 +71,8 @@ def steps_natively(layer: "Mixer", x: Tensor) -> bool:
 
 def is_plain(part: nn.Module, kind: type) -> bool:
     """Return True if the module computes what its parameters say: it is no adapter and has no hooks."""
-    return type(part) is kind and not part._forward_hooks and not part._forward_pre_hooks
+    hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+    return type(part) is kind and not any(hooks)
 
 
 def native_step(layer: "Mixer", x: Tensor, state: MixerState, visibility: Visibility) -> Tensor:

@@ -6,10 +6,12 @@ docs/performance.md has the scheme and a picture of it.
 
 import ctypes
 import functools
+import os
 from pathlib import Path
 
 import torch
 
+from hypermlp.errors import UserError
 from hypermlp.ops import build
 from hypermlp.ops.arguments import Request
 
@@ -17,6 +19,7 @@ from hypermlp.ops.arguments import Request
 @functools.cache
 def load() -> Path:
     """Build the kernels if need be, load them and return the library's path. Raise BuildError on failure."""
+    _check_scratch_limit()
     path = build.build()
     try:
         torch.ops.load_library(str(path))
@@ -26,6 +29,15 @@ def load() -> Path:
             "run `hypermlp build --force` to build them again"
         ) from error
     return path
+
+
+def _check_scratch_limit() -> None:
+    """Raise UserError unless HYPERMLP_SCRATCH_MB is absent or a number that the library can read."""
+    text = os.environ.get("HYPERMLP_SCRATCH_MB", "0")
+    if not text.isascii() or not text.isdigit():
+        raise UserError(
+            f"HYPERMLP_SCRATCH_MB is {text!r}; it must be a whole number of MiB, 0 or more, such as 16"
+        )
 
 
 def scratch_peak() -> int:

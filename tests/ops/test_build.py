@@ -117,6 +117,27 @@ def test_a_cpp_program_drives_the_kernels_without_torch(real_compiler, driver, t
     assert done.stdout == "ok\n", done.stdout + done.stderr
 
 
+def test_the_limit_of_the_scratch_memory():
+    """Above the limit, nothing is kept between calls."""
+    if native.unavailable() is not None:
+        pytest.skip(f"native is not available: {native.unavailable()}")
+    code = """
+import ctypes, torch
+from hypermlp.ops import hyper_attention, native
+from hypermlp.testing import op_inputs
+inputs = op_inputs(queries=600, qk_dim=32, vo_dim=64, dtype=torch.float32)
+hyper_attention(*inputs, backend="native")
+library = ctypes.CDLL(str(native.load()))
+library.hypermlp_scratch_held.restype = ctypes.c_int64
+print(library.hypermlp_scratch_held(), native.scratch_peak() > 2**20)
+"""
+    assert run(code, HYPERMLP_SCRATCH_MB="0").stdout == "0 True\n"
+    kept, _ = run(code, HYPERMLP_SCRATCH_MB="100").stdout.split()
+    assert int(kept) > 2**20
+    refused = run(code, HYPERMLP_SCRATCH_MB="-1")
+    assert "HYPERMLP_SCRATCH_MB is '-1'; it must be a whole number" in refused.stderr
+
+
 def test_no_openmp_runtime_is_linked():
     """PyTorch brings its own threads; a second runtime beside them would cost speed, or abort."""
     if native.unavailable() is not None:

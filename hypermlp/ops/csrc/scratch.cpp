@@ -18,6 +18,9 @@ size_t scratch_limit() {
 
 }  // namespace hypermlp
 
+// Return the bytes that are held now, for the tests.
+extern "C" int64_t hypermlp_scratch_held() { return hypermlp::meter.held; }
+
 // Return the peak of the scratch memory in bytes since the last call, and reset it. ops/native.py calls this.
 extern "C" int64_t hypermlp_scratch_peak() {
     const int64_t peak = hypermlp::meter.peak;
