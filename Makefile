@@ -7,7 +7,7 @@ STAMP := $(VENV)/installed
 # Two processes of two threads each share two cores: a thread that waits must not spin.
 PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2
 
-.PHONY: demo check test test-all sanitize lint clean
+.PHONY: demo check test test-all sanitize sanitize-threads lint clean
 
 demo: $(STAMP)
 	$(BIN)/hypermlp demo
@@ -34,6 +34,14 @@ sanitize: export ASAN_OPTIONS := detect_leaks=0
 sanitize: $(STAMP)
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	$(BIN)/python -m pytest $(TESTS) $(SANITIZED)
+
+# Run every kernel under the thread sanitizer of g++, driven by a C++ program: Python has races of its own.
+CSRC := hypermlp/ops/csrc
+sanitize-threads:
+	mkdir -p $(VENV)
+	g++ -std=c++17 -O1 -g -march=native -fopenmp-simd -fsanitize=thread -pthread -I$(CSRC) \
+	tests/ops/threads.cpp $(filter-out %/ops.cpp,$(wildcard $(CSRC)/*.cpp)) -o $(VENV)/threads
+	TSAN_OPTIONS=halt_on_error=1 $(VENV)/threads
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

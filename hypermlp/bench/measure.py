@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -21,7 +21,15 @@ WARMUPS = 2
 def interleaved_medians(
     works: Mapping[str, Work], *, rounds: int, seconds: float, device: str = "cpu"
 ) -> dict[str, float]:
-    """Return the median seconds of each work.
+    """Return the median seconds of each work, as ``interleaved_times`` measures them."""
+    times = interleaved_times(works, rounds=rounds, seconds=seconds, device=device)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def interleaved_times(
+    works: Mapping[str, Work], *, rounds: int, seconds: float, device: str = "cpu"
+) -> dict[str, list[float]]:
+    """Return the seconds of each work in every round.
 
     Every round runs all works in turn, so that whatever slows the machine down slows all of them. There are
     at most ``rounds`` rounds, and no further one (after the third) once ``seconds`` have passed.
@@ -36,7 +44,15 @@ def interleaved_medians(
             break
         for name, work in works.items():
             times[name].append(timed(work))
-    return {name: statistics.median(values) for name, values in times.items()}
+    return times
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """Return the first and the third quartile; of a single value, that value twice."""
+    if len(values) == 1:
+        return values[0], values[0]
+    first, _, third = statistics.quantiles(values, method="inclusive")
+    return first, third
 
 
 def _timed(work: Work) -> float:

@@ -1,5 +1,6 @@
 """The operator and the layer against PyTorch's fused softmax attention at the same hidden size."""
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.bench.measure import WARMUPS, Row, Work, interleaved_medians, peak_bytes
+from hypermlp.bench.measure import WARMUPS, Row, Work, interleaved_times, peak_bytes, quartiles
 from hypermlp.costs.mixer import core_flops, forward_flops
 from hypermlp.layers import Mixer
 from hypermlp.ops import hyper_attention
@@ -30,7 +31,7 @@ COLUMNS: Columns = [
         "softmax ms (heads)",
         lambda row: ", ".join(f"{ms:.2f} ({heads})" for heads, ms in row["softmax_ms"].items()),
     ),
-    ("ratio", "{ratio:.2f}"),
+    ("ratio", lambda row: _ratio(row)),
     (
         "of GEMM peak",
         lambda row: "" if row["share_of_gemm_peak"] is None else f"{row['share_of_gemm_peak']:.0%}",
@@ -38,6 +39,12 @@ COLUMNS: Columns = [
     ("ours MiB", "{ours_mib:.1f}"),
     ("softmax MiB", "{softmax_mib:.1f}"),
 ]
+
+
+def _ratio(row: Row) -> str:
+    """Return the ratio with its quartiles, which older records do not have."""
+    ratio, found = f"{row['ratio']:.2f}", row.get("ratio_quartiles")
+    return f"{ratio} ({found[0]:.2f} to {found[1]:.2f})" if found else ratio
 
 
 def table(rows: list[Row]) -> Table:
@@ -210,12 +217,16 @@ class OpBench:
         return [self._row("layer decode one token", ours, softmax, None)]
 
     def _row(self, what: str, ours: Work, softmax: Mapping[int, Work], flops: int | None) -> Row:
-        """Return the row of one measurement: milliseconds, MiB, and the ratio to the faster head count."""
+        """Return the row of one measurement. The ratio is the median over the rounds, to the faster head
+        count.
+        """
         a, b, out = (torch.randn(GEMM_SIZE, GEMM_SIZE) for _ in range(3))  # for the machine's best rate
         works = {str(heads): work for heads, work in softmax.items()}
         works |= {"ours": ours, "gemm": lambda: torch.mm(a, b, out=out)}
-        seconds = interleaved_medians(works, rounds=self.rounds, seconds=self.seconds)
+        times = interleaved_times(works, rounds=self.rounds, seconds=self.seconds)
+        seconds = {name: statistics.median(values) for name, values in times.items()}
         fastest = min(softmax, key=lambda heads: seconds[str(heads)])
+        ratios = [a / b for a, b in zip(times["ours"], times[str(fastest)], strict=True)]
         gemm_rate = 2 * GEMM_SIZE**3 / seconds["gemm"]
         return {
             "what": what,
@@ -226,7 +237,8 @@ class OpBench:
             "threads": self.case.threads,
             "ours_ms": 1e3 * seconds["ours"],
             "softmax_ms": {heads: 1e3 * seconds[str(heads)] for heads in softmax},
-            "ratio": seconds["ours"] / seconds[str(fastest)],
+            "ratio": statistics.median(ratios),
+            "ratio_quartiles": quartiles(ratios),
             "share_of_gemm_peak": None if flops is None else flops / seconds["ours"] / gemm_rate,
             "ours_mib": peak_bytes(ours) / 2**20,
             "softmax_mib": peak_bytes(softmax[fastest]) / 2**20,

@@ -6,8 +6,9 @@ import sys
 
 import torch
 
-from hypermlp.bench import efficiency, lm, op
+from hypermlp.bench import commits, efficiency, lm, op
 from hypermlp.bench.gate import check_backend
+from hypermlp.bench.idle import require_idle
 from hypermlp.bench.measure import WARMUPS
 from hypermlp.commands.shared import (
     DEVICE,
@@ -50,12 +51,26 @@ from hypermlp.train.recipe import Recipe, load_recipe
     Argument(
         "--sweep", action="store_true", help="many sizes instead of one: lengths, widths, threads, decoding"
     ),
-    *measuring(rounds=15, seconds=20),
+    Argument(
+        "--against",
+        metavar="COMMIT",
+        help="compare the layer of this git checkout with that of another commit instead",
+    ),
+    *measuring(
+        rounds=15,
+        seconds=20,
+        json_help="write the results to a record; refused while other processes use the machine",
+    ),
 )
 def op_command(args: Args) -> None:
     """``hypermlp bench op``: the operator and the layer against fused softmax attention."""
     require_at_least(args, batch=1, length=2, hidden=1, threads=1)
     require_measuring(args, rounds=1)
+    if args.json:
+        require_idle()
+    if args.against:
+        _compare_commits(args)
+        return
     if args.softmax_heads and args.sweep:
         raise UserError("--softmax-heads does not go with --sweep, which has many widths; drop one")
     for heads in args.softmax_heads or []:
@@ -87,7 +102,24 @@ def op_command(args: Args) -> None:
         if args.sweep:
             print(f"{done} of {len(cases) * len(backends)}: {backend} {case}", file=sys.stderr, flush=True)
     print(op.table(rows).markdown())
+    if args.json:
+        require_idle()
     save_record(args.json, "bench-op", vars(args), rows)
+
+
+def _compare_commits(args: Args) -> None:
+    if args.sweep or args.softmax_heads or args.backend:
+        raise UserError("--against does not go with --sweep, --softmax-heads or --backend; drop them")
+    MixerConfig.from_label(args.label, hidden_size=args.hidden, max_length=args.length)
+    settings = {name: getattr(args, name) for name in ("label", "batch", "length", "hidden", "rounds")}
+    settings["threads"] = args.threads or torch.get_num_threads()
+    with commits.worktree(args.against) as tree:
+        print(f"{args.label}: this tree against {args.against}, {3 * args.seconds:.0f} s at most", flush=True)
+        rows = commits.compare(tree, settings, seconds=args.seconds)
+    print(commits.table(rows).markdown())
+    if args.json:
+        require_idle()
+    save_record(args.json, "bench-commits", vars(args), rows)
 
 
 def _op_backends(args: Args, cases: list[op.Case]) -> list[str]:

@@ -13,6 +13,7 @@ from hypermlp.config import MixerConfig
 from hypermlp.errors import UserError
 from hypermlp.layers.base import SequenceMixer
 from hypermlp.layers.canon import Canon
+from hypermlp.layers.fused import fused_layer, fuses
 from hypermlp.layers.gates import Gates, GateValues, gate_shapes
 from hypermlp.layers.initialization import initialize_
 from hypermlp.layers.mixing import SequenceMix
@@ -128,6 +129,8 @@ class Mixer(SequenceMixer):
     def mix(self, x: Tensor, state: MixerState | None, visibility: Visibility) -> Tensor:
         if state is not None and state.capacity is None and steps_natively(self, x):
             return native_step(self, x, state, visibility)
+        if state is None and fuses(self, x):
+            return fused_layer(self, x, visibility)
         registers = self._projected_registers()
         arguments, gates = self.project(x, state, visibility, registers)
         operator = partial(attend, backend=self.backend)

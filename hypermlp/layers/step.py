@@ -80,8 +80,8 @@ def is_plain(part: nn.Module, kind: type) -> bool:
 
     It must be no adapter, have no hooks, and its ``forward`` must not be replaced (as accelerate does).
     """
-    hooked = part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part)
-    return type(part) is kind and not hooked
+    hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+    return type(part) is kind and not any(hooks) and "forward" not in vars(part)
 
 
 def native_step(layer: "Mixer", x: Tensor, state: MixerState, visibility: Visibility) -> Tensor:

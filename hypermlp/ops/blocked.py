@@ -273,6 +273,17 @@ def half_product(left: Tensor, right: Tensor) -> Tensor:
     return torch.bmm(left, right, out_dtype=torch.float32)
 
 
+def row_scale(inverse_norm: Tensor) -> Tensor:
+    """Return the power of two by which a row of activations is multiplied before the readout.
+
+    The activations are not yet divided by rho. Scaled like this, the readout neither overflows nor underflows
+    where the normalised row would not. If rho is infinite the scale is 0, like the normalised row.
+    """
+    exponent = torch.frexp(inverse_norm).exponent
+    scale = torch.ldexp(torch.ones_like(inverse_norm), exponent)
+    return scale.masked_fill(inverse_norm == 0, 0).masked_fill(inverse_norm.isnan(), 1)
+
+
 def rows_per_block(device: str, matrices: int, num_queries: int, num_keys: int) -> int:
     """Return the rows of a block: at most MAX_ROWS, fewer to fit MAX_CELLS or if the sequence is short.
 
@@ -311,9 +322,12 @@ def forward(arguments: Attention) -> tuple[Tensor, Tensor]:
             problem.mix1.apply_(block, scores)
         inverse_norm = inverse_norms[:, block.queries] = problem.inverse_norm(block, scores)
         weights, _ = problem.activate(block, scores)
+        scale = row_scale(inverse_norm)
+        block.ordinary(weights).mul_(scale)
         if problem.mix2:
             problem.mix2.apply_(block, weights)
-        rows = problem.multiply(block.ordinary(weights), problem.v[:, block.keys]).mul_(inverse_norm)
+        rows = problem.multiply(block.ordinary(weights), problem.v[:, block.keys])
+        rows.mul_(torch.where(scale == 0, scale, inverse_norm / scale))
         out[:, block.queries] = problem.tokens_first(rows)
     return out, inverse_norms
 

@@ -26,7 +26,15 @@ from hypermlp.cache import cache_directory
 from hypermlp.errors import UserError
 
 SOURCES = Path(__file__).parent / "csrc"
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC")
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fopenmp-simd",
+    "-fPIC",
+)
 TORCH_ABI = "-DTORCH_TARGET_VERSION=0x020a000000000000"  # 2.10, the oldest supported version
 LOCK_SECONDS = 120.0
 
@@ -113,7 +121,7 @@ def _processor() -> str:
 
 
 def _compile(path: Path, *, quiet: bool) -> None:
-    command, torch_folder = [*compiler(), *FLAGS, *extra_flags()], Path(torch.__file__).parent
+    command, torch_folder = [*compiler(), *FLAGS, "-fPIC", *extra_flags()], Path(torch.__file__).parent
     headers = [TORCH_ABI, "-isystem", str(torch_folder / "include")]
     if not quiet:
         _report(f"building the CPU kernels in {path.parent}, once, about 10 s")

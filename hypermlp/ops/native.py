@@ -6,10 +6,12 @@ docs/performance.md has the scheme and a picture of it.
 
 import ctypes
 import functools
+import os
 from pathlib import Path
 
 import torch
 
+from hypermlp.errors import UserError
 from hypermlp.ops import build
 from hypermlp.ops.arguments import Request
 
@@ -17,6 +19,7 @@ from hypermlp.ops.arguments import Request
 @functools.cache
 def load() -> Path:
     """Build the kernels if need be, load them and return the library's path. Raise BuildError on failure."""
+    _check_scratch_limit()
     path = build.build()
     try:
         torch.ops.load_library(str(path))
@@ -28,6 +31,15 @@ def load() -> Path:
     return path
 
 
+def _check_scratch_limit() -> None:
+    """Raise UserError unless HYPERMLP_SCRATCH_MB is absent or a number that the library can read."""
+    text = os.environ.get("HYPERMLP_SCRATCH_MB", "0")
+    if not text.isascii() or not text.isdigit():
+        raise UserError(
+            f"HYPERMLP_SCRATCH_MB is {text!r}; it must be a whole number of MiB, 0 or more, such as 16"
+        )
+
+
 def scratch_peak() -> int:
     """Return the peak of the kernels' scratch memory in bytes since the last call, and free that memory.
 
@@ -36,6 +48,14 @@ def scratch_peak() -> int:
     function = ctypes.CDLL(str(load())).hypermlp_scratch_peak
     function.restype = ctypes.c_int64
     return int(function())
+
+
+def backward_tasks(batch: int, heads: int, queries: int, keys: int) -> int:
+    """Return how many tasks the backward kernel can run at the same time for a shape without starts."""
+    function = ctypes.CDLL(str(load())).hypermlp_backward_tasks
+    function.argtypes = [ctypes.c_int64] * 4
+    function.restype = ctypes.c_int64
+    return int(function(batch, heads, queries, keys))
 
 
 @functools.cache

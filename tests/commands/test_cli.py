@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from hypermlp.bench import idle
 from hypermlp.cli import COMMANDS, implementation, main
 from hypermlp.commands import info, shared
 from hypermlp.errors import UserError
@@ -87,7 +88,8 @@ def test_info_for_people(capsys):
     assert "blocked" in out
 
 
-def test_bench_op_writes_a_table_and_a_record(tmp_path, capsys):
+def test_bench_op_writes_a_table_and_a_record(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(idle, "busy_processes", dict)
     path = tmp_path / "bench.json"
     small = [
         "--batch",
@@ -115,8 +117,12 @@ def test_bench_op_writes_a_table_and_a_record(tmp_path, capsys):
     ]
     for row in rows:
         assert row["what"] in out
-        assert row["ratio"] > 0
+        low, high = row["ratio_quartiles"]
+        assert 0 < low <= row["ratio"] <= high
         assert row["ours_mib"] > 0
+    monkeypatch.setattr(idle, "busy_processes", lambda: {"other (7)": 0.5})
+    assert main(["bench", "op", *small, "--backend", "blocked"]) == 2
+    assert "other (7): 50% of a core" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -125,6 +131,7 @@ def test_bench_op_writes_a_table_and_a_record(tmp_path, capsys):
         (["--softmax-heads", "5"], "5, which does not divide"),
         (["--label", "Q"], "label 'Q'"),
         (["--backend", "nope"], "unknown backend 'nope'"),
+        (["--against", "HEAD"], "--against does not go with"),
     ],
 )
 def test_bench_op_refuses_bad_arguments(capsys, arguments, message):

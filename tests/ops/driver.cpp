@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "workers.h"
 
 using hypermlp::Activation;
 using hypermlp::Layout;
@@ -151,7 +152,7 @@ std::vector<T> check_outputs(const Data& data, Activation activation, Layout lay
     const hypermlp::Problem<T> p = problem(all, activation, layout, starts);
     const Numbers expected = define(data, activation, layout, starts);
     std::vector<T> out(expected.size()), decoded(expected.size()), inverse_norm(kHeads * kBatch * kQueries);
-    hypermlp::decode<T>(p, {strided(decoded.data(), kQueries, kHeads, kOut), inverse_norm.data()}, {});
+    hypermlp::decode<T>(p, {strided(decoded.data(), kQueries, kHeads, kOut), inverse_norm.data()});
     hypermlp::forward<T>(p, {strided(out.data(), kQueries, kHeads, kOut), inverse_norm.data()});
     compare("decode", decoded, expected, tolerance);
     compare("forward", out, expected, tolerance);

@@ -16,7 +16,7 @@ from hypermlp.ops import build, native
 pytestmark = pytest.mark.thorough
 
 ROOT = Path(__file__).parents[2]
-DRIVER = Path(__file__).with_name("driver.cpp")
+DRIVERS = [Path(__file__).with_name(name) for name in ("driver.cpp", "threads.cpp")]
 USE = "import torch; from hypermlp import HyperGLU; print(HyperGLU(16, 8)(torch.randn(1, 8, 16)).shape)"
 FAST = "-O0"  # for tests that only need some library
 # clang warns where a loop of float64 cannot be vectorised, which is no defect of the source.
@@ -63,15 +63,11 @@ def start(code: str, **environment: str) -> subprocess.Popen[str]:
 
 
 @pytest.fixture(params=["g++", "clang++"])
-def real_compiler(request, tmp_path):
-    """A compiler that can build a program with OpenMP."""
-    name, program = request.param, tmp_path / "program"
-    if shutil.which(name) is None:
-        pytest.skip(f"{name} is not installed: apt-get install --no-install-recommends g++ clang libomp-dev")
-    command = [name, "-fopenmp", "-x", "c++", "-", "-o", str(program)]
-    if subprocess.run(command, input="int main() {}", capture_output=True, text=True).returncode != 0:
-        pytest.skip(f"{name} has no OpenMP: apt-get install --no-install-recommends libomp-dev")
-    return name
+def real_compiler(request):
+    """A compiler that is installed."""
+    if shutil.which(request.param) is None:
+        pytest.skip(f"{request.param} is not installed: apt-get install --no-install-recommends g++ clang")
+    return request.param
 
 
 @pytest.fixture
@@ -111,15 +107,48 @@ def test_processes_that_start_together_build_once_and_without_warnings(real_comp
     assert (without_compiler.stdout, without_compiler.stderr) == ("checked\n", "")
 
 
-def test_a_cpp_program_drives_the_kernels_without_torch(real_compiler, tmp_path):
+@pytest.mark.parametrize("driver", DRIVERS, ids=lambda driver: driver.stem)
+def test_a_cpp_program_drives_the_kernels_without_torch(real_compiler, driver, tmp_path):
     sources = [source for source in build.SOURCES.glob("*.cpp") if source.name != "ops.cpp"]
-    flags = ["-std=c++17", FAST, "-march=native", "-fopenmp", *WARNINGS]
+    flags = ["-std=c++17", "-O1", "-march=native", "-fopenmp-simd", "-pthread", *WARNINGS]
     program = tmp_path / "driver"
-    command = [real_compiler, *flags, f"-I{build.SOURCES}", *map(str, (DRIVER, *sources)), "-o", str(program)]
+    command = [real_compiler, *flags, f"-I{build.SOURCES}", *map(str, (driver, *sources)), "-o", str(program)]
     compiled = subprocess.run(command, capture_output=True, text=True)
     assert compiled.returncode == 0, compiled.stderr
     done = subprocess.run([str(program)], capture_output=True, text=True)
     assert done.stdout == "ok\n", done.stdout + done.stderr
+
+
+def test_the_limit_of_the_scratch_memory():
+    """Above the limit, nothing is kept between calls."""
+    if native.unavailable() is not None:
+        pytest.skip(f"native is not available: {native.unavailable()}")
+    code = """
+import ctypes, torch
+from hypermlp.ops import hyper_attention, native
+from hypermlp.testing import op_inputs
+inputs = op_inputs(queries=600, qk_dim=32, vo_dim=64, dtype=torch.float32)
+hyper_attention(*inputs, backend="native")
+library = ctypes.CDLL(str(native.load()))
+library.hypermlp_scratch_held.restype = ctypes.c_int64
+print(library.hypermlp_scratch_held(), native.scratch_peak() > 2**20)
+"""
+    assert run(code, HYPERMLP_SCRATCH_MB="0").stdout == "0 True\n"
+    kept, _ = run(code, HYPERMLP_SCRATCH_MB="100").stdout.split()
+    assert int(kept) > 2**20
+    refused = run(code, HYPERMLP_SCRATCH_MB="-1")
+    assert "HYPERMLP_SCRATCH_MB is '-1'; it must be a whole number" in refused.stderr
+
+
+def test_no_openmp_runtime_is_linked():
+    """PyTorch brings its own threads; a second runtime beside them would cost speed, or abort."""
+    if native.unavailable() is not None:
+        pytest.skip(f"native is not available: {native.unavailable()}")
+    for source in build.SOURCES.iterdir():
+        assert "#pragma omp parallel" not in source.read_text(), source
+    names = subprocess.run(["nm", "-D", str(build.library_path())], capture_output=True, text=True).stdout
+    assert "aoti_torch" in names
+    assert not re.search(r"GOMP|__kmpc|omp_", names)
 
 
 def test_one_file_includes_torch():
@@ -132,7 +161,7 @@ def test_one_file_includes_torch():
 
 
 def test_the_cpp_sources_are_formatted():
-    sources = [*sorted(build.SOURCES.iterdir()), DRIVER]
+    sources = [*sorted(build.SOURCES.iterdir()), *DRIVERS, DRIVERS[0].with_name("workers.h")]
     for source in sources:
         assert max(map(len, source.read_text().splitlines())) <= 110, source
     program = shutil.which("clang-format")

@@ -258,6 +258,32 @@ def test_nan_is_not_hidden(backend, branch):
         assert hyper_attention(*inputs, **options).isnan().all()
 
 
+@pytest.mark.parametrize("queries", [1, 30])
+@pytest.mark.parametrize(
+    ("activation", "score", "value"),
+    [("relu", 1e9, 1e21), ("glu", 1e7, 1e12), ("relu", 1e-9, 1e-32), ("relu", 1e8, 1e-20)],
+)
+def test_the_range_is_that_of_the_normalised_row(backend, activation, score, value, queries):
+    """1/rho may be applied after the readout only if the readout itself stays within the range of float32."""
+    for mixes in ("", "12"):
+        if refused(backend, activation, mixes):
+            continue
+        inputs = op_inputs(
+            queries=queries, keys=30, activation=activation, mixes=mixes, dtype=torch.float32, seed=3
+        )
+        inputs = inputs._replace(q=inputs.q * score, k=inputs.k * score, v=inputs.v * value)
+        options = {"activation": activation, "eps": 1e-30}
+        exact = run(inputs.to(torch.float64), **options, backend="reference")
+        plain = run(inputs, **options, backend="reference")
+        for i, (a, p, e) in enumerate(
+            zip(run(inputs, **options, backend=backend), plain, exact, strict=True)
+        ):
+            if torch.isfinite(p).all():
+                assert_no_worse(a, p, e, what=f"{activation}, mixes {mixes!r}, tensor {i}")
+            else:
+                assert i > 0, "the reference's output must be finite"
+
+
 def test_strong_scores_stay_finite(backend):
     for activation, mixes in itertools.product(ACTIVATIONS, ("", "12")):
         if refused(backend, activation, mixes):

@@ -1,15 +1,15 @@
-// Two depthwise causal convolutions of one input in one pass, forward and backward. Threads take chunks of
+// Two depthwise causal convolutions of one input in one pass, forward and backward. Workers take chunks of
 // positions. The gradients of the weights are kept per chunk and then added in order, so the result does not
 // depend on timing.
 #include <algorithm>
-#include <atomic>
 
 #include "kernels.h"
+#include "parallel.h"
 #include "scratch.h"
 
 namespace hypermlp {
 
-constexpr int64_t kPositions = 64;  // that one thread takes at a time
+constexpr int64_t kPositions = 64;  // that one worker takes at a time
 
 enum class Pass { kForward, kBackward };
 
@@ -20,14 +20,20 @@ struct ConvWork {
     T* weight[2];  // [kernel, width], lag 0 first
     T* sums[2];    // gradients of the weights, [batch * chunks, kernel, width]
 
-    ConvWork(const ConvPair<T>& conv, Pass pass, Scratch& scratch) : c(conv) {
+    // The numbers of partial sums.
+    static int64_t room(const ConvPair<T>& c, Pass pass) {
+        const int64_t chunks = (c.length + kPositions - 1) / kPositions;
+        return pass == Pass::kBackward ? c.batch * chunks * c.kernel * c.width : 0;
+    }
+    static size_t need(const ConvPair<T>& c, Pass pass) {
+        return 2 * (Arena::need<T>(c.kernel * c.width) + Arena::need<T>(room(c, pass)));
+    }
+    ConvWork(const ConvPair<T>& conv, Pass pass, Arena& arena) : c(conv) {
         chunks = (c.length + kPositions - 1) / kPositions;
         taps = c.kernel * c.width;
-        const int64_t room = pass == Pass::kBackward ? c.batch * chunks * taps : 0;
-        scratch.reserve(2 * (Scratch::need<T>(taps) + Scratch::need<T>(room)));
         for (int i = 0; i < 2; ++i) {
-            weight[i] = scratch.take<T>(taps);
-            sums[i] = scratch.take<T>(room);
+            weight[i] = arena.take<T>(taps);
+            sums[i] = arena.take<T>(room(c, pass));
             for (int64_t lag = 0; lag < c.kernel; ++lag)
                 for (int64_t d = 0; d < c.width; ++d)
                     weight[i][lag * c.width + d] = c.weight[i][d * c.kernel + lag];
@@ -45,14 +51,10 @@ struct ConvWork {
     template <typename Work>
     void in_chunks(const Work& work) const {
         const int64_t count = c.batch * chunks;
-        const auto run = [&](int64_t i) {
+        for_each(c.threads, count, [&](int64_t i, int64_t) {
             const int64_t first = i % chunks * kPositions;
             work(i, i / chunks, first, std::min(first + kPositions, c.length));
-        };
-        if (count == 1) return run(0);
-        std::atomic<int64_t> next{0};
-#pragma omp parallel num_threads(static_cast <int>(std::min(c.threads, count)))
-        for (int64_t i = next++; i < count; i = next++) run(i);
+        });
     }
 
     void forward(T* all0, T* all1) const {
@@ -138,11 +140,13 @@ struct ConvWork {
 
 template <typename T>
 void conv_forward(const ConvPair<T>& c, T* out0, T* out1) {
-    ConvWork<T>(c, Pass::kForward, shared_scratch()).forward(out0, out1);
+    Lease lease(ConvWork<T>::need(c, Pass::kForward));
+    ConvWork<T>(c, Pass::kForward, lease.arena).forward(out0, out1);
 }
 template <typename T>
 void conv_backward(const ConvPair<T>& c, const ConvGradients<T>& grads) {
-    ConvWork<T>(c, Pass::kBackward, shared_scratch()).backward(grads);
+    Lease lease(ConvWork<T>::need(c, Pass::kBackward));
+    ConvWork<T>(c, Pass::kBackward, lease.arena).backward(grads);
 }
 
 template void conv_forward(const ConvPair<float>&, float*, float*);

@@ -1,14 +1,15 @@
 // Decode: few queries against many keys are bound by memory, so a query reads K, V and the mixes once, in
 // four phases:
-// 1. scores: threads take chunks of keys, all heads at once;
-// 2. mixes and activation: threads take heads;
-// 3. readout: threads take chunks of keys again, into partial sums;
+// 1. scores: workers take chunks of keys, all heads at once;
+// 2. mixes and activation: workers take heads;
+// 3. readout: workers take chunks of keys again, into partial sums;
 // 4. the partial sums are added in the order of their chunks, so that the result does not depend on timing.
 #include <algorithm>
 
 #include "functions.h"
 #include "kernels.h"
 #include "mix.h"
+#include "parallel.h"
 #include "scratch.h"
 
 namespace hypermlp {
@@ -65,18 +66,24 @@ struct Decode {
     T* inner;                        // [rows, heads, rank]
 
     Decode(const Problem<T>& problem, const Output<T>& output_, const Strided<const T>& out_gate_,
-           Scratch& scratch)
-        : p(problem), output(output_), out_gate(out_gate_) {
-        rows = p.batch * p.queries;
-        chunks = (p.keys + kChunk - 1) / kChunk;
-        branches = p.branches();
-        const int64_t rank = std::max(p.mix1.rank, p.mix2.rank);
-        const int64_t sizes[] = {rows * branches * p.keys, rows * chunks * p.heads * p.vo_dim,
-                                 rows * p.heads * rank};
-        scratch.reserve(Scratch::need<T>(sizes[0]) + Scratch::need<T>(sizes[1]) + Scratch::need<T>(sizes[2]));
-        scores = scratch.take<T>(sizes[0]);
-        partial = scratch.take<T>(sizes[1]);
-        inner = scratch.take<T>(sizes[2]);
+           Arena& arena)
+        : p(problem),
+          output(output_),
+          out_gate(out_gate_),
+          rows(p.batch * p.queries),
+          chunks(in_chunks(p)),
+          branches(p.branches()),
+          scores(arena.take<T>(rows * branches * p.keys)),
+          partial(arena.take<T>(rows * chunks * p.heads * p.vo_dim)),
+          inner(arena.take<T>(rows * p.heads * rank(p))) {}
+
+    static int64_t in_chunks(const Problem<T>& p) { return (p.keys + kChunk - 1) / kChunk; }
+    static int64_t rank(const Problem<T>& p) { return std::max(p.mix1.rank, p.mix2.rank); }
+    static size_t need(const Problem<T>& p) {
+        const int64_t rows = p.batch * p.queries;
+        return Arena::need<T>(rows * p.branches() * p.keys) +
+               Arena::need<T>(rows * in_chunks(p) * p.heads * p.vo_dim) +
+               Arena::need<T>(rows * p.heads * rank(p));
     }
 
     int64_t start(int64_t row) const { return p.starts ? p.starts[row] : 0; }
@@ -100,8 +107,9 @@ struct Decode {
 
     void weights(int64_t row, int64_t head) const {
         const int64_t batch = row / p.queries, query = row % p.queries;
-        const int64_t count = end(row) - start(row), rank = std::max(p.mix1.rank, p.mix2.rank);
-        T *gate = score(row, head) + start(row), *room = inner + (row * p.heads + head) * rank, squares = 0;
+        const int64_t count = end(row) - start(row);
+        T *gate = score(row, head) + start(row), *room = inner + (row * p.heads + head) * rank(p),
+          squares = 0;
         if (p.mix1.exists())
             for (int64_t g = head; g < branches; g += p.heads) {
                 const DecodeMix<T> mix(p.mix1, batch, query, g, Direction::kStraight);
@@ -109,15 +117,16 @@ struct Decode {
             }
 #pragma omp simd reduction(+ : squares)
         for (int64_t i = 0; i < count; ++i) squares += gate[i] * gate[i];
+        inverse_norm(row, head) = 1 / std::sqrt(squares + T(p.eps));
+        const T factor = row_scale(inverse_norm(row, head));
         if (p.glu()) {
             const T* scale = score(row, head + p.heads) + start(row);
 #pragma omp simd
-            for (int64_t i = 0; i < count; ++i) gate[i] = positive(gate[i]) * softplus(scale[i]);
+            for (int64_t i = 0; i < count; ++i) gate[i] = positive(gate[i]) * softplus(scale[i]) * factor;
         } else {
 #pragma omp simd
-            for (int64_t i = 0; i < count; ++i) gate[i] = positive(gate[i]);
+            for (int64_t i = 0; i < count; ++i) gate[i] = positive(gate[i]) * factor;
         }
-        inverse_norm(row, head) = 1 / std::sqrt(squares + T(p.eps));
         if (p.mix2.exists())
             DecodeMix<T>(p.mix2, batch, query, head, Direction::kTransposed)
                 .apply(gate, count, p.layout, room);
@@ -141,7 +150,7 @@ struct Decode {
 
     void reduce(int64_t row, int64_t head) const {
         T* out = output.out.at(row / p.queries, row % p.queries, head);
-        const T factor = inverse_norm(row, head);
+        const T factor = after_scale(inverse_norm(row, head));
         std::fill(out, out + p.vo_dim, T(0));
         for (int64_t chunk = 0; chunk < chunks; ++chunk) {
             const T* sum = partial + ((row * chunks + chunk) * p.heads + head) * p.vo_dim;
@@ -155,27 +164,38 @@ struct Decode {
     }
 
     void run() const {
-        const int threads = static_cast<int>(std::min(p.threads, rows * std::max(chunks, p.heads)));
-#pragma omp parallel num_threads(threads)
-        {
-#pragma omp for schedule(static)
-            for (int64_t i = 0; i < rows * chunks; ++i) chunk_scores(i / chunks, i % chunks);
-#pragma omp for schedule(static)
-            for (int64_t i = 0; i < rows * p.heads; ++i) weights(i / p.heads, i % p.heads);
-#pragma omp for schedule(static)
-            for (int64_t i = 0; i < rows * chunks; ++i) chunk_readout(i / chunks, i % chunks);
-#pragma omp for schedule(static)
-            for (int64_t i = 0; i < rows * p.heads; ++i) reduce(i / p.heads, i % p.heads);
-        }
+        const auto by_chunk = [&](auto work) {
+            for_ranges(p.threads, rows * chunks, [&](int64_t i) { work(i / chunks, i % chunks); });
+        };
+        const auto by_head = [&](auto work) {
+            for_ranges(p.threads, rows * p.heads, [&](int64_t i) { work(i / p.heads, i % p.heads); });
+        };
+        by_chunk([&](int64_t row, int64_t chunk) { chunk_scores(row, chunk); });
+        by_head([&](int64_t row, int64_t head) { weights(row, head); });
+        by_chunk([&](int64_t row, int64_t chunk) { chunk_readout(row, chunk); });
+        by_head([&](int64_t row, int64_t head) { reduce(row, head); });
     }
 };
 
 template <typename T>
-void decode(const Problem<T>& p, const Output<T>& output, const Strided<const T>& out_gate) {
-    Decode<T>(p, output, out_gate, own_scratch()).run();
+size_t decode_need(const Problem<T>& p) {
+    return Decode<T>::need(p);
+}
+template <typename T>
+void decode(const Problem<T>& p, const Output<T>& output, const Strided<const T>& out_gate, Arena& arena) {
+    Decode<T>(p, output, out_gate, arena).run();
+}
+template <typename T>
+void decode(const Problem<T>& p, const Output<T>& output) {
+    Lease lease(Decode<T>::need(p));
+    decode<T>(p, output, {}, lease.arena);
 }
 
-template void decode(const Problem<float>&, const Output<float>&, const Strided<const float>&);
-template void decode(const Problem<double>&, const Output<double>&, const Strided<const double>&);
+template size_t decode_need(const Problem<float>&);
+template size_t decode_need(const Problem<double>&);
+template void decode(const Problem<float>&, const Output<float>&);
+template void decode(const Problem<double>&, const Output<double>&);
+template void decode(const Problem<float>&, const Output<float>&, const Strided<const float>&, Arena&);
+template void decode(const Problem<double>&, const Output<double>&, const Strided<const double>&, Arena&);
 
 }  // namespace hypermlp

@@ -1,12 +1,12 @@
-// Forward: threads take (batch, head, row block) items, those with the longest rows first. Each item lives in
-// its thread's scratch.
-#include <atomic>
+// Forward: workers take (batch, head, row block) items, those with the longest rows first. Each item lives in
+// its worker's part of the scratch memory.
 #include <vector>
 
 #include "functions.h"
 #include "kernels.h"
 #include "mix.h"
 #include "packs.h"
+#include "parallel.h"
 
 namespace hypermlp {
 
@@ -23,20 +23,34 @@ struct Forward {
                PackedMix<T>::need(p.mix1, p.branches(), p.keys, Directions::kStraight) +
                PackedMix<T>::need(p.mix2, p.heads, p.keys, Directions::kTransposed);
     }
-    Forward(const Problem<T>& problem, const Output<T>& output_, Scratch& scratch)
+    Forward(const Problem<T>& problem, const Output<T>& output_, Arena& arena)
         : p(problem),
           output(output_),
-          keys(p.batch, p.branches(), p.qk_dim, p.keys, scratch),
-          values(p.batch, p.heads, p.keys, p.vo_dim, scratch),
-          mix1(p.mix1, p.branches(), p.keys, p.layout, Directions::kStraight, scratch),
-          mix2(p.mix2, p.heads, p.keys, p.layout, Directions::kTransposed, scratch) {}
+          keys(p.batch, p.branches(), p.qk_dim, p.keys, arena),
+          values(p.batch, p.heads, p.keys, p.vo_dim, arena),
+          mix1(p.mix1, p.branches(), p.keys, p.layout, Directions::kStraight, arena),
+          mix2(p.mix2, p.heads, p.keys, p.layout, Directions::kTransposed, arena) {}
 
-    void item(Scratch& scratch, int64_t batch, int64_t head, int64_t first, int64_t last) const {
+    void pack() const {
+        keys.pack(p.k, p.batch, PanelRows::kWidth, p.threads);
+        values.pack(p.v, p.batch, PanelRows::kTokens, p.threads);
+        mix1.pack(p.mix1, p.branches(), p.threads);
+        mix2.pack(p.mix2, p.heads, p.threads);
+    }
+
+    // The scratch of one worker.
+    static size_t own_need(const Problem<T>& p) {
+        const int64_t rows = std::min(block_rows(p.keys), p.queries);
+        return 2 * Arena::need<T>(Block<T>::cells(rows, p.keys)) +
+               2 * Arena::need<T>(rows * padded<T>(std::max(p.mix1.rank, p.mix2.rank)));
+    }
+
+    void item(Arena own, int64_t batch, int64_t head, int64_t first, int64_t last) const {
         const Block<T> b(p, batch, first, last);
         const int64_t small = b.rows * padded<T>(std::max(p.mix1.rank, p.mix2.rank));
-        scratch.reserve(2 * Scratch::need<T>(b.cells()) + 2 * Scratch::need<T>(small));
-        T* scores[2] = {scratch.take<T>(b.cells()), scratch.take<T>(b.cells())};
-        T *inner = scratch.take<T>(small), *gated = scratch.take<T>(small);
+        own.reset();
+        T* scores[2] = {own.take<T>(b.cells()), own.take<T>(b.cells())};
+        T *inner = own.take<T>(small), *gated = own.take<T>(small);
 
         for (int64_t g = head, branch = 0; g < p.branches(); g += p.heads, ++branch) {
             b.scores({p.q.at(batch, first, g), p.q.token, 1}, p.qk_dim, keys.of(batch, g), scores[branch]);
@@ -48,9 +62,13 @@ struct Forward {
         }
 
         T* inverse_norm = output.inverse_norm + (head * p.batch + batch) * p.queries + first;
-        for (int64_t row = 0; row < b.rows; ++row)
-            inverse_norm[row] =
-                activate(b.begin(row), b.end(row), b.aligned(scores[0], row), b.aligned(scores[1], row));
+        for (int64_t row = 0; row < b.rows; ++row) {
+            T* gate = b.aligned(scores[0], row);
+            inverse_norm[row] = activate(b.begin(row), b.end(row), gate, b.aligned(scores[1], row));
+            const T scale = row_scale(inverse_norm[row]);
+            if (scale != 1)
+                for (int64_t c = b.begin(row); c < b.end(row); ++c) gate[c] *= scale;
+        }
 
         if (p.mix2.exists()) {
             const HeadMix<T> mix(p.mix2, mix2, batch, head, Direction::kTransposed);
@@ -62,8 +80,10 @@ struct Forward {
         multiply<T, Into::kNew, Causal::kLeft>(b.rows, p.vo_dim, b.columns, {b.ordinary(scores[0]), b.ld, 1},
                                                values.of(batch, head) + b.first_key * kPanel<T>,
                                                values.step(), out, ld, b.slack());
-        for (int64_t row = 0; row < b.rows; ++row)
-            for (int64_t d = 0; d < p.vo_dim; ++d) out[row * ld + d] *= inverse_norm[row];
+        for (int64_t row = 0; row < b.rows; ++row) {
+            const T factor = after_scale(inverse_norm[row]);
+            for (int64_t d = 0; d < p.vo_dim; ++d) out[row * ld + d] *= factor;
+        }
     }
 
     // Replace gate by the activation, not yet divided by the norm. Return 1 / rho.
@@ -106,28 +126,19 @@ std::vector<Item> longest_first(const Problem<T>& p) {
 
 template <typename T>
 void forward(const Problem<T>& p, const Output<T>& output) {
-    Scratch& shared = shared_scratch();
-    shared.reserve(Forward<T>::need(p));
-    const Forward<T> work(p, output, shared);
     const std::vector<Item> items = longest_first(p);
     const int64_t count = static_cast<int64_t>(items.size()) * p.heads;
-    std::atomic<int64_t> next{0};
-    std::atomic<bool> failed{false};
-#pragma omp parallel num_threads(static_cast <int>(std::min(p.threads, count)))
-    {
-        work.keys.pack(p.k, p.batch, PanelRows::kWidth);
-        work.values.pack(p.v, p.batch, PanelRows::kTokens);
-#pragma omp barrier
-        try {
-            for (int64_t i = next++; i < count; i = next++) {
-                const Item& item = items[i / p.heads];
-                work.item(own_scratch(), item.batch, i % p.heads, item.first, item.last);
-            }
-        } catch (const std::bad_alloc&) {  // an exception must not leave the parallel region
-            failed = true;
-        }
-    }
-    if (failed) throw std::bad_alloc();
+    const int64_t workers = std::min(p.threads, count);
+    const size_t own = Forward<T>::own_need(p);
+    Lease lease(Forward<T>::need(p) + workers * own);
+    const Forward<T> work(p, output, lease.arena);
+    std::vector<Arena> arenas;
+    for (int64_t worker = 0; worker < workers; ++worker) arenas.push_back(lease.arena.part(own));
+    work.pack();
+    for_each(workers, count, [&](int64_t i, int64_t worker) {
+        const Item& item = items[i / p.heads];
+        work.item(arenas[worker], item.batch, i % p.heads, item.first, item.last);
+    });
 }
 
 template void forward(const Problem<float>&, const Output<float>&);

@@ -57,4 +57,21 @@ inline T sigmoid(T x) {
     return (x >= 0 ? T(1) : e) / (1 + e);
 }
 
+// A power of two by which a row of activations, not yet divided by the norm, is multiplied before the
+// readout, so that the readout neither overflows nor underflows where the normalised row would not. It is 1
+// for common norms. If the norm is infinite it is 0, like the normalised row.
+template <typename T>
+T row_scale(T inverse_norm) {
+    constexpr T kLarge = T(1 << 20);
+    if (!(inverse_norm < 1 / kLarge || inverse_norm > kLarge)) return 1;
+    return inverse_norm == 0 ? T(0) : std::ldexp(T(1), std::ilogb(inverse_norm));
+}
+
+// What is left of 1 / rho for the output row after row_scale().
+template <typename T>
+T after_scale(T inverse_norm) {
+    const T scale = row_scale(inverse_norm);
+    return scale == 0 ? T(0) : inverse_norm / scale;
+}
+
 }  // namespace hypermlp

@@ -7,7 +7,9 @@
 //
 //     panels[column / kPanel * step + row * kPanel + column % kPanel]
 //
-// Columns are padded with zeros. One micro-kernel computes up to kTile rows times one panel in registers.
+// Columns are padded with zeros. A micro-kernel computes a tile in registers: up to kTile rows times a panel,
+// or up to kTallTile rows times the first half of one. A right factor whose rows are dense can also be read
+// in place (add_in_place).
 #pragma once
 
 #include <algorithm>
@@ -21,7 +23,13 @@ constexpr int64_t kVectorBytes = 64;
 #else
 constexpr int64_t kVectorBytes = 32;  // two registers on machines with 16-byte registers
 #endif
-constexpr int kTile = 6;         // 6 x 2 sums, 2 panel vectors and 1 factor: 15 of 16 registers
+constexpr int kTile = 6;       // 6 x 2 sums, 2 panel vectors and 1 factor: 15 of 16 registers
+constexpr int kTallTile = 12;  // for panels that are at most half full
+#ifdef __AVX512F__
+constexpr int kPlaceTile = 8;  // of add_in_place: 8 x 2 sums of 32 registers
+#else
+constexpr int kPlaceTile = 4;
+#endif
 constexpr int64_t kDepth = 256;  // rows of a panel that stay in the L1 cache
 constexpr int64_t kRows = 252;   // rows of the left factor that stay in the L2 cache, a multiple of kTile
 
@@ -37,6 +45,12 @@ int64_t in_panels(int64_t columns) {
 template <typename T>
 int64_t padded(int64_t columns) {
     return in_panels<T>(columns) * kPanel<T>;
+}
+
+// Columns padded to whole vectors.
+template <typename T>
+int64_t vectors(int64_t columns) {
+    return (columns + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
 }
 
 template <typename T>
@@ -65,43 +79,65 @@ struct Scaled {
     const T *base = nullptr, *scale = nullptr;
 };
 
-// The product of M rows with one panel.
-template <typename T, Into into, int M>
-void micro(int64_t depth, View<T> a, const T* panel, T* c, int64_t ldc, Scaled<T> scaled) {
+// The product of M rows with N vectors of a panel, whose rows are `step` apart.
+template <typename T, Into into, int M, int N = 2>
+void micro(int64_t depth, View<T> a, const T* panel, int64_t step, T* c, int64_t ldc, Scaled<T> scaled) {
     using V = Vector<T>;
     if (into != Into::kNew)
         for (int i = 0; i < M; ++i) __builtin_prefetch((into == Into::kAdd ? c : scaled.base) + i * ldc);
-    typename V::type sum[M][2] = {};
-    for (int64_t k = 0; k < depth; ++k, panel += kPanel<T>) {
-        const auto b0 = V::load(panel), b1 = V::load(panel + kLanes<T>);
+    typename V::type sum[M][N] = {};
+    for (int64_t k = 0; k < depth; ++k, panel += step) {
+        typename V::type right[N];
+        for (int n = 0; n < N; ++n) right[n] = V::load(panel + n * kLanes<T>);
         for (int i = 0; i < M; ++i) {
             const T x = a.data[i * a.row + k * a.column];
-            sum[i][0] += x * b0;
-            sum[i][1] += x * b1;
+            for (int n = 0; n < N; ++n) sum[i][n] += x * right[n];
         }
     }
     for (int i = 0; i < M; ++i)
-        for (int half = 0; half < 2; ++half) {
-            T* out = c + i * ldc + half * kLanes<T>;
-            if (into == Into::kAdd) sum[i][half] += V::load(out);
+        for (int n = 0; n < N; ++n) {
+            T* out = c + i * ldc + n * kLanes<T>;
+            if (into == Into::kAdd) sum[i][n] += V::load(out);
             if (into == Into::kScaled)
-                sum[i][half] += V::load(scaled.base + i * ldc + half * kLanes<T>) *
-                                V::load(scaled.scale + half * kLanes<T>);
-            V::store(out, sum[i][half]);
+                sum[i][n] +=
+                    V::load(scaled.base + i * ldc + n * kLanes<T>) * V::load(scaled.scale + n * kLanes<T>);
+            V::store(out, sum[i][n]);
         }
 }
 
-// The product of `rows` rows, at most kTile, with one panel.
-template <typename T, Into into>
+// The product of `rows` rows, at most kTile, or exactly kTallTile for N = 1, with one panel.
+template <typename T, Into into, int N>
 void micro(int64_t rows, int64_t depth, View<T> a, const T* panel, T* c, int64_t ldc, Scaled<T> scaled) {
+    constexpr int64_t step = kPanel<T>;
     switch (rows) {
-        case 6: return micro<T, into, 6>(depth, a, panel, c, ldc, scaled);
-        case 5: return micro<T, into, 5>(depth, a, panel, c, ldc, scaled);
-        case 4: return micro<T, into, 4>(depth, a, panel, c, ldc, scaled);
-        case 3: return micro<T, into, 3>(depth, a, panel, c, ldc, scaled);
-        case 2: return micro<T, into, 2>(depth, a, panel, c, ldc, scaled);
-        default: return micro<T, into, 1>(depth, a, panel, c, ldc, scaled);
+        case 6: return micro<T, into, 6, N>(depth, a, panel, step, c, ldc, scaled);
+        case 5: return micro<T, into, 5, N>(depth, a, panel, step, c, ldc, scaled);
+        case 4: return micro<T, into, 4, N>(depth, a, panel, step, c, ldc, scaled);
+        case 3: return micro<T, into, 3, N>(depth, a, panel, step, c, ldc, scaled);
+        case 2: return micro<T, into, 2, N>(depth, a, panel, step, c, ldc, scaled);
+        case 1: return micro<T, into, 1, N>(depth, a, panel, step, c, ldc, scaled);
+        default:
+            if constexpr (N == 1) micro<T, into, kTallTile, 1>(depth, a, panel, step, c, ldc, scaled);
     }
+}
+
+// The product with the first `count` columns of a panel, of which nothing beyond is stored.
+template <typename T, Into into>
+void partly(int64_t rows, int64_t count, int64_t depth, View<T> a, const T* panel, T* c, int64_t ldc,
+            Scaled<T> scaled) {
+    T whole[kTallTile * kPanel<T>];
+    if (count > kLanes<T>)
+        micro<T, Into::kNew, 2>(rows, depth, a, panel, whole, kPanel<T>, {});
+    else
+        micro<T, Into::kNew, 1>(rows, depth, a, panel, whole, kPanel<T>, {});
+    for (int64_t y = 0; y < rows; ++y)
+        for (int64_t x = 0; x < count; ++x) {
+            T& cell = c[y * ldc + x];
+            T before = 0;
+            if (into == Into::kAdd) before = cell;
+            if (into == Into::kScaled) before = scaled.base[y * ldc + x] * scaled.scale[x];
+            cell = before + whole[y * kPanel<T> + x];
+        }
 }
 
 // The part of a product that can be skipped because queries do not see later keys. i counts rows of the left
@@ -142,9 +178,11 @@ void multiply(int64_t rows, int64_t columns, int64_t depth, View<T> a, const T* 
     // Take as many panels at a time as stay in the L1 cache: short ones side by side, so that c is walked
     // along its rows.
     const int64_t chunk = kPanel<T> * (kDepth / std::max<int64_t>(depth, 16));
+    const bool narrow = columns <= kLanes<T>;
     for (int64_t from = 0; from < columns; from += chunk)
-        for (int64_t i = 0; i < rows; i += kTile) {
-            const int64_t tile = std::min<int64_t>(kTile, rows - i), last = i + tile - 1;
+        for (int64_t i = 0, tile; i < rows; i += tile) {
+            tile = narrow && rows - i >= kTallTile ? kTallTile : std::min<int64_t>(kTile, rows - i);
+            const int64_t last = i + tile - 1;
             const int64_t begin =
                 causal == Causal::kTransposed ? std::clamp<int64_t>(i - slack, 0, depth) : 0;
             const int64_t end =
@@ -154,26 +192,31 @@ void multiply(int64_t rows, int64_t columns, int64_t depth, View<T> a, const T* 
                 if (causal == Causal::kProduct && j > last + slack) break;
                 const T* panel = panels + j / kPanel<T> * step + begin * kPanel<T>;
                 T* out = c + i * ldc + j;
-                if (columns - j >= kPanel<T>) {
-                    micro<T, into>(tile, end - begin, left, panel, out, ldc,
-                                   into == Into::kScaled
-                                       ? Scaled<T>{scaled.base + i * ldc + j, scaled.scale + j}
-                                       : Scaled<T>{});
-                    continue;
-                }
-                T rest[kTile * kPanel<T>];
-                micro<T, Into::kNew>(tile, end - begin, left, panel, rest, kPanel<T>, {});
-                for (int64_t y = 0; y < tile; ++y)
-                    for (int64_t x = 0; x < columns - j; ++x) {
-                        T& cell = out[y * ldc + x];
-                        T before = 0;
-                        if (into == Into::kAdd) before = cell;
-                        if (into == Into::kScaled)
-                            before = scaled.base[(i + y) * ldc + j + x] * scaled.scale[j + x];
-                        cell = before + rest[y * kPanel<T> + x];
-                    }
+                const int64_t count = std::min(columns - j, kPanel<T>);
+                const Scaled<T> own = into == Into::kScaled
+                                          ? Scaled<T>{scaled.base + i * ldc + j, scaled.scale + j}
+                                          : Scaled<T>{};
+                if (count == kPanel<T>)
+                    micro<T, into, 2>(tile, end - begin, left, panel, out, ldc, own);
+                else if (count == kLanes<T>)
+                    micro<T, into, 1>(tile, end - begin, left, panel, out, ldc, own);
+                else
+                    partly<T, into>(tile, count, end - begin, left, panel, out, ldc, own);
             }
         }
+}
+
+// c[rows, columns] += a[rows, depth] b[depth, columns] for columns that fill one panel or less. b is read in
+// place, from rows that are `step` apart. Whole panels are read and stored, so both need room for them, and
+// what b has beyond its columns must be zero.
+template <typename T>
+void add_in_place(int64_t rows, int64_t depth, View<T> a, const T* b, int64_t step, T* c, int64_t ldc) {
+    int64_t i = 0;
+    for (; i + kPlaceTile <= rows; i += kPlaceTile)
+        micro<T, Into::kAdd, kPlaceTile>(depth, {a.data + i * a.row, a.row, a.column}, b, step, c + i * ldc,
+                                         ldc, {});
+    for (; i < rows; ++i)
+        micro<T, Into::kAdd, 1>(depth, {a.data + i * a.row, a.row, a.column}, b, step, c + i * ldc, ldc, {});
 }
 
 // Pack columns [first, first + kPanel) of a[rows, columns] into one panel, with zeros beyond the last column.

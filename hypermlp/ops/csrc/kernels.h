@@ -80,10 +80,12 @@ void forward(const Problem<T>&, const Output<T>&);
 template <typename T>
 void backward(const Problem<T>&, const Saved<T>&, const Gradients<T>&);
 
-// The same as forward, faster for few queries. If `out_gate` has data, [batch, queries, heads, vo_dim], it
-// multiplies out.
+// The number of tasks that backward() can run at the same time, without starts.
+int64_t backward_tasks(int64_t batch, int64_t heads, int64_t queries, int64_t keys);
+
+// The same as forward, faster for few queries.
 template <typename T>
-void decode(const Problem<T>&, const Output<T>&, const Strided<const T>& out_gate);
+void decode(const Problem<T>&, const Output<T>&);
 
 // A whole layer for a few new positions: convolutions, projections, gates, attention over the caches, output
 // projection.

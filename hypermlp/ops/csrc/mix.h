@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "block.h"
+#include "parallel.h"
 #include "scratch.h"
 
 namespace hypermlp {
@@ -32,41 +33,48 @@ struct PackedMix {
         if (!mix.exists()) return 0;
         const int64_t length = padded<T>(std::min(mix.slots, keys));
         const int64_t matrices = directions == Directions::kBoth ? 4 : 2;
-        return Scratch::need<T>(heads * length) +
-               matrices * Scratch::need<T>(heads * matrix(length, mix.rank));
+        return Arena::need<T>(heads * length) + matrices * Arena::need<T>(heads * matrix(length, mix.rank));
     }
 
     PackedMix(const Mix<T>& mix, int64_t heads, int64_t keys, Layout layout, Directions directions,
-              Scratch& scratch)
+              Arena& arena)
         : rank(mix.rank), lag(layout == Layout::kLag) {
         if (!mix.exists()) return;
         used = std::min(mix.slots, keys);
         length = padded<T>(used);
-        scale = scratch.take<T>(heads * length);
+        scale = arena.take<T>(heads * length);
         const int64_t room = heads * matrix(length, rank);
         if (directions != Directions::kTransposed) {
-            left = scratch.take<T>(room);
-            right_t = scratch.take<T>(room);
+            left = arena.take<T>(room);
+            right_t = arena.take<T>(room);
         }
         if (directions != Directions::kStraight) {
-            right = scratch.take<T>(room);
-            left_t = scratch.take<T>(room);
+            right = arena.take<T>(room);
+            left_t = arena.take<T>(room);
         }
-        for (int64_t head = 0; head < heads; ++head) {
+    }
+
+    // Fill the matrices of all heads.
+    void pack(const Mix<T>& mix, int64_t heads, int64_t threads) const {
+        if (!mix.exists()) return;
+        const int64_t panels = length / kPanel<T>;
+        for_ranges(threads, heads * panels, [&](int64_t i) {
+            const int64_t head = i / panels, first = i % panels * kPanel<T>;
             const T* diag = mix.diag + head * mix.slots;
-            for (int64_t row = 0; row < length; ++row)
+            for (int64_t row = first; row < first + kPanel<T>; ++row)
                 scale[head * length + row] = slot(row) < used ? 1 + diag[slot(row)] : T(0);
-            pack(mix.left + head * mix.slots * rank, head, left, left_t);
-            pack(mix.right + head * mix.slots * rank, head, right, right_t);
-        }
+            pack(mix.left + head * mix.slots * rank, head, first, left, left_t);
+            pack(mix.right + head * mix.slots * rank, head, first, right, right_t);
+        });
     }
 
     int64_t slot(int64_t row) const { return lag ? length - 1 - row : row; }
 
   private:
-    void pack(const T* from, int64_t head, T* rows, T* columns) const {
+    // Pack the rows of one panel of slots, which begins at `begin`.
+    void pack(const T* from, int64_t head, int64_t begin, T* rows, T* columns) const {
         const int64_t first = head * matrix(length, rank);
-        for (int64_t row = 0; row < length; ++row)
+        for (int64_t row = begin; row < begin + kPanel<T>; ++row)
             for (int64_t r = 0; r < padded<T>(rank); ++r) {
                 const T x = slot(row) < used && r < rank ? from[slot(row) * rank + r] : T(0);
                 if (rows)
@@ -109,7 +117,7 @@ struct HeadMix {
     // inner = buffer left; gated = inner * gate
     void inner(const Block<T>& b, const T* buffer, T* inner, T* gated) const {
         const int64_t ld = padded<T>(rank);
-        multiply<T>(b.rows, ld, width(b), view(b, buffer), left + first_row(b) * kPanel<T>,
+        multiply<T>(b.rows, vectors<T>(rank), width(b), view(b, buffer), left + first_row(b) * kPanel<T>,
                     length * kPanel<T>, inner, ld);
         for (int64_t row = 0; row < b.rows; ++row) {
             const T* g = gate.at(batch, b.first_query + row, head);

@@ -2,9 +2,17 @@
 // defines their schemas, fakes and derivatives. float16 and bfloat16 are computed in float32.
 #include <tuple>
 
+#include "parallel.h"
 #include "tensors.h"
 
 namespace hypermlp {
+
+void run_workers(int64_t workers, void (*work)(void* context, int64_t worker), void* context) {
+    torch::stable::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t worker = begin; worker < end; ++worker) work(context, worker);
+    });
+}
+
 namespace {
 
 constexpr int64_t kDecodeQueries = 4;  // up to so many queries, decode() is faster than forward()
@@ -95,7 +103,7 @@ std::tuple<Tensor, Tensor> native(const Tensor& q, const Tensor& k, const Tensor
         const Tensor inverse_norm = fresh<T>({p.heads * p.batch, p.queries, 1});
         const Output<T> output{strided<T>(out), data<T>(inverse_norm)};
         if (p.queries <= kDecodeQueries)
-            decode<T>(p, output, {});
+            decode<T>(p, output);
         else
             forward<T>(p, output);
         return {stored(out, q.scalar_type()), inverse_norm};
@@ -330,6 +338,11 @@ std::tuple<Tensor, Tensor, Tensor> native_conv_pair_backward(const Tensor& grad1
 
 }  // namespace
 }  // namespace hypermlp
+
+// ops/native.py calls this.
+extern "C" int64_t hypermlp_backward_tasks(int64_t batch, int64_t heads, int64_t queries, int64_t keys) {
+    return hypermlp::backward_tasks(batch, heads, queries, keys);
+}
 
 STABLE_TORCH_LIBRARY_IMPL(hypermlp, CPU, m) {
     m.impl("native", TORCH_BOX(&hypermlp::native));

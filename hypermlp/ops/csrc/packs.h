@@ -3,6 +3,7 @@
 
 #include "gemm.h"
 #include "kernels.h"
+#include "parallel.h"
 #include "scratch.h"
 
 namespace hypermlp {
@@ -18,29 +19,28 @@ struct Panels {
     T* data;
 
     static size_t need(int64_t matrices, int64_t rows, int64_t columns) {
-        return Scratch::need<T>(matrices * rows * padded<T>(columns));
+        return Arena::need<T>(matrices * rows * padded<T>(columns));
     }
-    Panels(int64_t batch, int64_t heads_, int64_t rows_, int64_t columns_, Scratch& scratch)
+    Panels(int64_t batch, int64_t heads_, int64_t rows_, int64_t columns_, Arena& arena)
         : heads(heads_),
           rows(rows_),
           columns(columns_),
-          data(scratch.take<T>(batch * heads * rows * padded<T>(columns))) {}
+          data(arena.take<T>(batch * heads * rows * padded<T>(columns))) {}
     int64_t step() const { return rows * kPanel<T>; }
     const T* of(int64_t batch, int64_t head) const {
         return data + (batch * heads + head) * rows * padded<T>(columns);
     }
 
-    // Fill all matrices from x. Every thread of a parallel region must call this.
-    void pack(const Strided<const T>& x, int64_t batch, PanelRows panel_rows) const {
+    // Fill all matrices from x.
+    void pack(const Strided<const T>& x, int64_t batch, PanelRows panel_rows, int64_t threads) const {
         const int64_t panels = in_panels<T>(columns);
-#pragma omp for schedule(static) nowait
-        for (int64_t i = 0; i < batch * heads * panels; ++i) {
+        for_ranges(threads, batch * heads * panels, [&](int64_t i) {
             const int64_t matrix = i / panels, j = i % panels;
             const T* from = x.at(matrix / heads, 0, matrix % heads);
             const View<T> view =
                 panel_rows == PanelRows::kWidth ? View<T>{from, 1, x.token} : View<T>{from, x.token, 1};
             pack_panel<T>(rows, columns, view, j * kPanel<T>, data + i * step());
-        }
+        });
     }
 };
 

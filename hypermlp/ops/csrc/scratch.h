@@ -1,4 +1,4 @@
-// Scratch memory of the kernels, kept between calls, and the count of its bytes.
+// Scratch memory of the kernels and the count of its bytes.
 #pragma once
 
 #include <atomic>
@@ -34,81 +34,117 @@ struct Meter {
 };
 extern Meter meter;
 
-// Memory of one thread. It is kept between calls because fresh pages cost more than the arithmetic on them.
-class Scratch {
-  public:
-    ~Scratch() { release(); }
+// The bytes that a thread may keep between calls.
+size_t scratch_limit();
 
-    // Make room for `bytes` and forget what was taken before.
-    void reserve(size_t bytes) {
-        used_ = 0;
-        unpoison(memory_, size_);
-        if (epoch_ != meter.epoch) release();
-        if (bytes <= size_) return;
-        release();
-        const size_t align = bytes < kHugePage ? kAlign : kHugePage;
-        bytes = (bytes + align - 1) / align * align;
-        memory_ = static_cast<char*>(std::aligned_alloc(align, bytes));
-        if (memory_ == nullptr) throw std::bad_alloc();
-        size_ = bytes;
-        epoch_ = meter.epoch;
-        meter.add(static_cast<int64_t>(bytes));
-#ifdef MADV_HUGEPAGE
-        // Rows are far apart, so that small pages would miss the TLB.
-        if (bytes >= kHugePage) madvise(memory_, bytes, MADV_HUGEPAGE);
-#endif
-    }
+// A range of scratch memory that is handed out piece by piece.
+class Arena {
+  public:
+    Arena(char* begin, char* end) : begin_(begin), end_(end), next_(begin) {}
 
     // Return room for `count` elements, uninitialised.
     template <typename T>
     T* take(int64_t count) {
-        char* start = memory_ + used_;
-        used_ += need<T>(count);
-        poison(start + count * sizeof(T), memory_ + used_);
+        char* start = next_;
+        next_ += need<T>(count);
+        poison(start + count * sizeof(T), next_);
         return reinterpret_cast<T*>(start);
+    }
+
+    // Return the next `bytes`, a multiple of the alignment, as an arena of their own.
+    Arena part(size_t bytes) {
+        char* start = next_;
+        next_ += bytes;
+        return {start, next_};
+    }
+
+    // Forget what was taken before.
+    void reset() {
+        next_ = begin_;
+        unpoison(begin_, end_);
     }
 
     // The bytes that take<T>(count) uses.
     template <typename T>
     static size_t need(int64_t count) {
-        return round(count * sizeof(T)) + kRedZone;
+        return (count * sizeof(T) + kAlign - 1) / kAlign * kAlign + kRedZone;
     }
 
+    static constexpr size_t kAlign = 64;
+
   private:
-    static constexpr size_t kAlign = 64, kHugePage = 2 << 20;
 #ifdef __SANITIZE_ADDRESS__  // guards the end of each buffer, although the next buffer follows at once
     static constexpr size_t kRedZone = 128;
     static void poison(char* from, char* to) { __asan_poison_memory_region(from, to - from); }
-    static void unpoison(char* from, size_t bytes) { __asan_unpoison_memory_region(from, bytes); }
+    static void unpoison(char* from, char* to) { __asan_unpoison_memory_region(from, to - from); }
 #else
     static constexpr size_t kRedZone = 0;
     static void poison(char*, char*) {}
-    static void unpoison(char*, size_t) {}
+    static void unpoison(char*, char*) {}
 #endif
-    static size_t round(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+    char *begin_, *end_, *next_;
+};
+
+// The scratch memory of a thread that calls kernels, for all workers of a call. It is kept between calls,
+// because fresh pages cost more than the arithmetic on them, unless it is larger than the limit.
+class Scratch {
+  public:
+    ~Scratch() { release(); }
+
+    // Return `bytes` of memory; what was returned before is lost.
+    Arena reserve(size_t bytes) {
+        if (epoch_ != meter.epoch || bytes > size_) {
+            release();
+            const size_t align = bytes < kHugePage ? Arena::kAlign : kHugePage;
+            bytes = (bytes + align - 1) / align * align;
+            memory_ = static_cast<char*>(std::aligned_alloc(align, bytes));
+            if (memory_ == nullptr) throw std::bad_alloc();
+            size_ = bytes;
+            epoch_ = meter.epoch;
+            meter.add(static_cast<int64_t>(bytes));
+#ifdef MADV_HUGEPAGE
+            // Rows are far apart, so that small pages would miss the TLB.
+            if (bytes >= kHugePage) madvise(memory_, bytes, MADV_HUGEPAGE);
+#endif
+        }
+        Arena arena(memory_, memory_ + size_);
+        arena.reset();
+        return arena;
+    }
+
+    // End the use of the memory: free it if it is larger than the limit.
+    void finish() {
+        if (size_ > scratch_limit()) release();
+    }
+
+  private:
+    static constexpr size_t kHugePage = 2 << 20;
     void release() {
-        unpoison(memory_, size_);
+        Arena(memory_, memory_ + size_).reset();
         std::free(memory_);
         if (epoch_ == meter.epoch) meter.held -= static_cast<int64_t>(size_);
         memory_ = nullptr;
         size_ = 0;
     }
     char* memory_ = nullptr;
-    size_t size_ = 0, used_ = 0;
+    size_t size_ = 0;
     int64_t epoch_ = 0;
 };
 
-// Memory that the calling thread shares with the threads of its parallel region. All kernels use the same: a
-// thread runs one kernel at a time.
-inline Scratch& shared_scratch() {
-    static thread_local Scratch scratch;
-    return scratch;
-}
+// The memory of one call of a kernel. A kernel that calls another one gives it a part of its own arena.
+class Lease {
+  public:
+    explicit Lease(size_t bytes) : arena(scratch().reserve(bytes)) {}
+    ~Lease() { scratch().finish(); }
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+    Arena arena;
 
-// Memory of one thread within a parallel region.
-inline Scratch& own_scratch() {
-    static thread_local Scratch scratch;
-    return scratch;
-}
+  private:
+    static Scratch& scratch() {
+        static thread_local Scratch scratch;
+        return scratch;
+    }
+};
 
 }  // namespace hypermlp

@@ -1,12 +1,21 @@
 // A decoding step of a whole layer. With one new position it is bound by reading weights and caches, so every
 // product is a dot product along the rows of a weight, and there is no other cost between the products.
 #include <algorithm>
+#include <array>
 
 #include "functions.h"
 #include "kernels.h"
+#include "parallel.h"
 #include "scratch.h"
 
 namespace hypermlp {
+
+// decode.cpp: decode() with scratch memory of the caller, and its size. If `out_gate` has data, [batch,
+// queries, heads, vo_dim], it multiplies out.
+template <typename T>
+size_t decode_need(const Problem<T>&);
+template <typename T>
+void decode(const Problem<T>&, const Output<T>&, const Strided<const T>& out_gate, Arena&);
 
 // y[rows, outputs] = x[rows, inputs] weight[outputs, inputs]^T + bias. bias may be null.
 template <typename T>
@@ -16,7 +25,7 @@ struct Projection {
     T* y;
 };
 
-constexpr int64_t kOutputs = 16;  // that one thread takes at a time
+constexpr int64_t kOutputs = 16;  // that one worker takes at a time
 
 // Compute outputs [first, last).
 template <typename T>
@@ -54,18 +63,17 @@ void project(int64_t rows, const Projection<T>& p, int64_t first, int64_t last) 
             for (int64_t i = first; i < last; ++i) p.y[row * p.outputs + i] += p.bias[i];
 }
 
-// Compute several projections at once; threads take chunks of outputs.
+// Compute several projections at once; workers take chunks of outputs.
 template <typename T, int N>
-void project(int64_t rows, const Projection<T> (&all)[N], int threads) {
+void project(int64_t rows, const Projection<T> (&all)[N], int64_t threads) {
     int64_t chunks[N + 1] = {0};
     for (int i = 0; i < N; ++i) chunks[i + 1] = chunks[i] + (all[i].outputs + kOutputs - 1) / kOutputs;
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t chunk = 0; chunk < chunks[N]; ++chunk) {
+    for_ranges(threads, chunks[N], [&](int64_t chunk) {
         int i = 0;
         while (chunk >= chunks[i + 1]) ++i;
         const int64_t first = (chunk - chunks[i]) * kOutputs;
         project(rows, all[i], first, std::min(first + kOutputs, all[i].outputs));
-    }
+    });
 }
 
 // Write the new inputs into their cache, and their convolutions into keys and values, [rows, hidden].
@@ -95,14 +103,20 @@ template <typename T>
 struct StepBuffers {
     T *x, *for_keys, *for_values, *q, *k, *v, *gates, *o, *inverse_norm;
 
-    StepBuffers(const Step<T>& s, int64_t rows, int64_t qk, int64_t vo, Scratch& scratch) {
-        const int64_t heads = s.problem.heads;
-        const int64_t widths[] = {s.hidden, s.hidden, s.hidden, qk, qk, vo, s.gate_width, vo, heads};
-        T** const buffers[] = {&x, &for_keys, &for_values, &q, &k, &v, &gates, &o, &inverse_norm};
+    static constexpr int kCount = 9;
+    static std::array<int64_t, kCount> widths(const Step<T>& s) {
+        const Problem<T>& p = s.problem;
+        const int64_t qk = p.branches() * p.qk_dim, vo = p.heads * p.vo_dim;
+        return {s.hidden, s.hidden, s.hidden, qk, qk, vo, s.gate_width, vo, p.heads};
+    }
+    static size_t need(const Step<T>& s, int64_t rows) {
         size_t bytes = 0;
-        for (const int64_t width : widths) bytes += Scratch::need<T>(rows * width);
-        scratch.reserve(bytes);
-        for (int i = 0; i < 9; ++i) *buffers[i] = scratch.take<T>(rows * widths[i]);
+        for (const int64_t width : widths(s)) bytes += Arena::need<T>(rows * width);
+        return bytes;
+    }
+    StepBuffers(const Step<T>& s, int64_t rows, Arena& arena) {
+        T** const buffers[] = {&x, &for_keys, &for_values, &q, &k, &v, &gates, &o, &inverse_norm};
+        for (int i = 0; i < kCount; ++i) *buffers[i] = arena.take<T>(rows * widths(s)[i]);
     }
 };
 
@@ -110,8 +124,8 @@ template <typename T>
 void step(const Step<T>& s) {
     Problem<T> p = s.problem;
     const int64_t rows = p.batch * p.queries, qk = p.branches() * p.qk_dim, vo = p.heads * p.vo_dim;
-    const int threads = static_cast<int>(p.threads);
-    const StepBuffers<T> own(s, rows, qk, vo, shared_scratch());
+    Lease lease(StepBuffers<T>::need(s, rows) + decode_need(p));
+    const StepBuffers<T> own(s, rows, lease.arena);
 
     for (int64_t row = 0; row < rows; ++row)
         std::copy_n(s.x.at(row / p.queries, row % p.queries), s.hidden, own.x + row * s.hidden);
@@ -122,7 +136,7 @@ void step(const Step<T>& s) {
                    {own.x, s.q_weight, nullptr, s.hidden, qk, own.q},
                    {convolved ? own.for_keys : own.x, s.k_weight, nullptr, s.hidden, qk, own.k},
                    {convolved ? own.for_values : own.x, s.v_weight, nullptr, s.hidden, vo, own.v}},
-                  threads);
+                  p.threads);
 
     for (int64_t row = 0; row < rows; ++row) {
         const int64_t b = row / p.queries, t = p.keys - p.queries + row % p.queries;
@@ -149,8 +163,8 @@ void step(const Step<T>& s) {
     p.mix1.gate = gate(s.mix1_gate, p.mix1.rank);
     p.mix2.gate = gate(s.mix2_gate, p.mix2.rank);
     const Output<T> output{{own.o, p.queries * vo, vo, p.vo_dim}, own.inverse_norm};
-    decode<T>(p, output, gate(s.output_gate, p.vo_dim));
-    project<T, 1>(rows, {{own.o, s.o_weight, nullptr, vo, s.hidden, s.out}}, threads);
+    decode<T>(p, output, gate(s.output_gate, p.vo_dim), lease.arena);
+    project<T, 1>(rows, {{own.o, s.o_weight, nullptr, vo, s.hidden, s.out}}, p.threads);
 }
 
 template void step(const Step<float>&);

@@ -1,0 +1,173 @@
+// Runs every kernel with 1, 2, 4 and 8 threads and requires the same bits each time. Prints "ok", or what
+// differs and exits with 1. `make sanitize-threads` builds it with the thread sanitizer.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "kernels.h"
+#include "workers.h"
+
+using hypermlp::Activation;
+using hypermlp::Layout;
+using hypermlp::Strided;
+using Numbers = std::vector<float>;
+
+Numbers random_numbers(int64_t count) {
+    Numbers numbers(count);
+    for (float& x : numbers) x = 2.0f * static_cast<float>(std::rand()) / static_cast<float>(RAND_MAX) - 1;
+    return numbers;
+}
+
+// A tensor [batch, tokens, heads, width], contiguous.
+struct Tensor {
+    int64_t tokens, heads, width;
+    Numbers numbers;
+
+    Tensor(int64_t batch, int64_t tokens_, int64_t heads_, int64_t width_)
+        : tokens(tokens_),
+          heads(heads_),
+          width(width_),
+          numbers(random_numbers(batch * tokens * heads * width)) {}
+    Strided<float> strided() { return {numbers.data(), tokens * heads * width, heads * width, width}; }
+    Strided<const float> read_only() { return strided().read_only(); }
+};
+
+struct Shape {
+    int64_t batch, heads, queries, keys, qk_dim, vo_dim, rank;
+};
+
+struct MixTensors {
+    Numbers diag, left, right;
+    Tensor gate;
+
+    MixTensors(const Shape& s, int64_t heads)
+        : diag(random_numbers(heads * s.keys)),
+          left(random_numbers(heads * s.keys * s.rank)),
+          right(random_numbers(heads * s.keys * s.rank)),
+          gate(s.batch, s.queries, heads, s.rank) {}
+    hypermlp::Mix<float> mix(const Shape& s) {
+        return {diag.data(), left.data(), right.data(), s.keys, s.rank, gate.read_only()};
+    }
+    hypermlp::MixGradients<float> gradients() {
+        return {diag.data(), left.data(), right.data(), gate.strided()};
+    }
+    void append(Numbers& all) const {
+        for (const Numbers* numbers : {&diag, &left, &right, &gate.numbers})
+            all.insert(all.end(), numbers->begin(), numbers->end());
+    }
+};
+
+// The outputs and gradients of the operator.
+Numbers attention(const Shape& s, Activation activation, Layout layout, const int64_t* starts,
+                  int64_t threads) {
+    std::srand(0);
+    const int64_t branches = activation == Activation::kGlu ? 2 * s.heads : s.heads;
+    Tensor q(s.batch, s.queries, branches, s.qk_dim), k(s.batch, s.keys, branches, s.qk_dim);
+    Tensor v(s.batch, s.keys, s.heads, s.vo_dim), out(s.batch, s.queries, s.heads, s.vo_dim);
+    MixTensors mix1(s, branches), mix2(s, s.heads);
+    hypermlp::Problem<float> p;
+    p.batch = s.batch;
+    p.heads = s.heads;
+    p.queries = s.queries;
+    p.keys = s.keys;
+    p.qk_dim = s.qk_dim;
+    p.vo_dim = s.vo_dim;
+    p.threads = threads;
+    p.activation = activation;
+    p.layout = layout;
+    p.eps = 1e-12;
+    p.starts = starts;
+    p.q = q.read_only();
+    p.k = k.read_only();
+    p.v = v.read_only();
+    p.mix1 = mix1.mix(s);
+    p.mix2 = mix2.mix(s);
+    Numbers inverse_norm(s.heads * s.batch * s.queries), all;
+    const auto keep = [&](const Numbers& numbers) { all.insert(all.end(), numbers.begin(), numbers.end()); };
+    hypermlp::decode<float>(p, {out.strided(), inverse_norm.data()});
+    keep(out.numbers);
+    hypermlp::forward<float>(p, {out.strided(), inverse_norm.data()});
+    keep(out.numbers);
+
+    Tensor grad_out(s.batch, s.queries, s.heads, s.vo_dim), grad_q = q, grad_k = k, grad_v = v;
+    MixTensors grad1 = mix1, grad2 = mix2;
+    hypermlp::Gradients<float> grads;
+    grads.q = grad_q.strided();
+    grads.k = grad_k.strided();
+    grads.v = grad_v.strided();
+    grads.mix1 = grad1.gradients();
+    grads.mix2 = grad2.gradients();
+    hypermlp::backward<float>(p, {grad_out.read_only(), inverse_norm.data()}, grads);
+    for (const Tensor* grad : {&grad_q, &grad_k, &grad_v}) keep(grad->numbers);
+    grad1.append(all);
+    grad2.append(all);
+    return all;
+}
+
+// The outputs and gradients of the convolutions.
+Numbers convolutions(int64_t batch, int64_t length, int64_t width, int64_t threads) {
+    std::srand(0);
+    constexpr int64_t kKernel = 4;
+    Tensor x(batch, length, 1, width), out0 = x, out1 = x, grad = x;
+    Numbers weights[2] = {random_numbers(width * kKernel), random_numbers(width * kKernel)}, all;
+    hypermlp::ConvPair<float> c;
+    c.batch = batch;
+    c.length = length;
+    c.width = width;
+    c.kernel = kKernel;
+    c.threads = threads;
+    c.x = x.read_only();
+    c.weight[0] = weights[0].data();
+    c.weight[1] = weights[1].data();
+    hypermlp::conv_forward(c, out0.numbers.data(), out1.numbers.data());
+    Numbers grad_weights[2] = {weights[0], weights[1]};
+    hypermlp::ConvGradients<float> grads;
+    grads.out[0] = out0.read_only();
+    grads.out[1] = out1.read_only();
+    grads.x = grad.numbers.data();
+    grads.weight[0] = grad_weights[0].data();
+    grads.weight[1] = grad_weights[1].data();
+    hypermlp::conv_backward(c, grads);
+    for (const Numbers* numbers :
+         {&out0.numbers, &out1.numbers, &grad.numbers, &grad_weights[0], &grad_weights[1]})
+        all.insert(all.end(), numbers->begin(), numbers->end());
+    return all;
+}
+
+// Run with several numbers of threads and require the bits of one thread, all of them finite.
+template <typename Run>
+void check(const char* what, const Shape& s, const Run& run) {
+    const Numbers expected = run(1);
+    for (const int64_t threads : {2, 4, 8}) {
+        const Numbers actual = run(threads);
+        for (size_t i = 0; i < expected.size(); ++i)
+            if (std::memcmp(&actual[i], &expected[i], sizeof(float)) != 0 || !std::isfinite(actual[i])) {
+                std::printf("%s, %ld positions, %ld threads: number %zu is %.9g; with one thread %.9g\n",
+                            what, static_cast<long>(s.keys), static_cast<long>(threads), i,
+                            static_cast<double>(actual[i]), static_cast<double>(expected[i]));
+                std::exit(1);
+            }
+    }
+}
+
+int main() {
+    const Shape shapes[] = {{1, 1, 1, 1, 3, 5, 2},        {2, 2, 7, 9, 3, 5, 2},
+                            {1, 1, 300, 300, 16, 24, 16}, {2, 2, 150, 170, 8, 33, 5},
+                            {1, 2, 700, 700, 12, 40, 16}, {4, 1, 65, 65, 4, 8, 3}};
+    for (const Shape& s : shapes) {
+        std::vector<int64_t> documents;
+        for (int64_t row = 0; row < s.batch * s.queries; ++row)
+            documents.push_back((s.keys - s.queries + row % s.queries) / 50 * 50);
+        for (const Activation activation : {Activation::kRelu, Activation::kGlu})
+            for (const Layout layout : {Layout::kLag, Layout::kForward})
+                for (const int64_t* starts :
+                     {static_cast<const int64_t*>(nullptr), static_cast<const int64_t*>(documents.data())})
+                    check("attention", s,
+                          [&](int64_t threads) { return attention(s, activation, layout, starts, threads); });
+        check("convolution", s,
+              [&](int64_t threads) { return convolutions(s.batch, s.keys, s.vo_dim, threads); });
+    }
+    std::puts("ok");
+}
