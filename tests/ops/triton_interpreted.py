@@ -26,6 +26,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from triton_cases import VARIANTS, Case, all_cases, fast_cases, run
 
 FLOAT32 = 2e-6  # worst relative error against the float64 reference
+# With a single key the normalised score is exactly 1 and its gradient all cancellation. The gradient takes
+# <do, o> from the rounded output, so what remains is a rounding over rho; seen: 4.7e-6.
+FLOAT32_ONE_KEY = 1e-5
 SLOW_FORWARD = pytest.param("forward", marks=pytest.mark.slow)
 GUARD = 64  # numbers on both sides of every scratch buffer
 CANARY = 12345.0
@@ -86,7 +89,8 @@ def test_contract(case, hinted, record_property):
     worst = 0.0
     for name, a, e in zip(case.names(), run(case, inputs), exact(case, inputs), strict=True):
         # the floor: one visible slot has a normalised score of exactly 1, whose gradient is all cancellation
-        assert_close(a, e, tolerance=FLOAT32, floor=1e-3, what=name)
+        tolerance = FLOAT32 if case.keys > 1 else FLOAT32_ONE_KEY
+        assert_close(a, e, tolerance=tolerance, floor=1e-3, what=name)
         worst = max(worst, relative_error(a, e, floor=1e-3))
     record_property("worst", worst)
     aligned = case.queries > 1 and (case.layout == "lag" or case.pattern == "all")
