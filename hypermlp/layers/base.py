@@ -142,7 +142,8 @@ class SequenceMixer(nn.Module):
             visibility: for models, which compute it once for all layers; leave it None.
 
         Returns:
-            ``[B, T, D]`` in the dtype of the layer. The output at padding is 0, whatever the padding holds.
+            ``[B, T, D]``, in the dtype of x or of autocast. The output at padding is 0, whatever the padding
+            holds.
 
         Raises:
             UserError: for a wrong shape, dtype, device or ``starts``, for a state of another layer, and for

@@ -67,6 +67,8 @@ class Mixer(SequenceMixer):
         config: the ``MixerConfig``.
         backend: the backend of the operator and the convolution: "auto" (the default), or a name from
             ``hypermlp.ops.available_backends()``. Assign it after construction.
+        recurrent, undecayed, state_class: for models and training; see
+            ``hypermlp.layers.base.SequenceMixer``.
 
     Example::
 
