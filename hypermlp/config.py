@@ -19,37 +19,47 @@ ACTIVATION_OF_BASE = {"S": "softmax", "R": "relu", "G": "glu"}
 class MixerConfig:
     """Every switch of one mixer layer. The defaults are HyperGLU, label ``G-cg-q-12o``.
 
+    ``Mixer`` has the formula that the switches belong to; R1 and R2 are its sequence mixes. A configuration
+    is frozen: ``dataclasses.replace`` makes a changed copy.
+
     Args:
-        hidden_size: width of the layer's input and output.
-        max_length: the longest visible context: the number of slots of the sequence mixes. Longer input is an
-            error unless ``starts`` keeps every position to a window.
-        num_heads: heads (2). Activation "glu" has two score branches per head.
+        hidden_size: width D of the layer's input and output.
+        max_length: the most positions that one position can see. Longer input raises unless the argument
+            ``starts`` of the layer's ``forward`` limits every position to a window.
+        num_heads: number of heads (2). Activation "glu" has two score branches per head.
         activation: "relu", "glu" or "softmax" ("glu").
-        qk_width: width of queries and keys over all heads and branches; 0, the default, for hidden_size / 4.
-        vo_width: width of values and head outputs over all heads; 0, the default, for hidden_size.
-        rope: rotary positions on queries and keys (False).
+        qk_width: width of queries and keys over all heads and branches, a multiple of the number of branches;
+            0, the default, for hidden_size / 4.
+        vo_width: width of values and head outputs over all heads, a multiple of num_heads; 0, the default,
+            for hidden_size.
+        rope: rotary positions on queries and keys (False). The width of a branch must then be even.
         conv: depthwise causal convolution on the inputs of the key and value projections (True).
         feature_gates: sigmoid gates on the queries and on the head outputs (True).
-        mix1: sequence mix of the scores, before the activation (True).
-        mix2: sequence mix of the activation (True).
-        layout: slots of the mixes: "lag" (the default) counts back from the query, "forward" from the first
-            visible position.
-        rank: rank of the sequence mixes (16).
+        mix1: whether there is R1, which mixes the scores before the activation (True).
+        mix2: whether there is R2, which mixes the activated scores before the values are read (True).
+        layout: order of the slots of R1 and R2: "lag" (the default) counts back from the query, "forward"
+            from the oldest visible position. It has no effect without mixes.
+        rank: rank of the low-rank part of R1 and R2 (16).
         conv_kernel: taps of the convolution (4).
         canon: whether queries, keys and values each have a Canon layer, a depthwise causal convolution with a
-            residual (False); hypermlp/layers/canon.py.
-        num_registers: learned rows that are prepended to every context (0). Each adds a slot to the mixes.
+            residual (False). It excludes registers.
+        num_registers: number of registers, learned input vectors of width D that every position can also see
+            (0). They come in addition to max_length: the mixes have max_length + num_registers slots.
         rope_theta: base of the rotary frequencies (10,000).
-        eps: added to the squared norm of the scores (1e-12).
-        init_std: standard deviation of the initial weights (0.02); biases and diagonals start at zero.
+        eps: added to the squared norm of the scores (1e-12), at least 2**-126; "softmax" has no norm.
+        init_std: standard deviation of the normally distributed initial weights (0.02); biases and diagonals
+            start at zero.
 
     Raises:
-        UserError: for a value that is not allowed, and for values that contradict each other.
+        UserError: for a value that is not allowed, and for values that contradict each other: a qk_width,
+            vo_width or hidden_size that cannot be divided as stated above, or canon with registers.
 
     Example::
 
-        MixerConfig(hidden_size=768, max_length=1024, activation="relu")  # HyperMLP
-        MixerConfig.from_label("R-cg-q-12o", hidden_size=768, max_length=1024)  # the same
+        from hypermlp import MixerConfig
+
+        config = MixerConfig(hidden_size=768, max_length=1024, activation="relu")  # HyperMLP
+        assert config == MixerConfig.from_label("R-cg-q-12o", hidden_size=768, max_length=1024)
     """
 
     hidden_size: int
@@ -127,31 +137,43 @@ class MixerConfig:
 
     @property
     def num_branches(self) -> int:
-        """Score branches: two per head for "glu" (gate and scale)."""
+        """Score branches of all heads: num_heads, or 2 num_heads for "glu" (gates, then scales)."""
         return self.num_heads * (2 if self.activation == "glu" else 1)
 
     @property
     def num_slots(self) -> int:
-        """Rows of the sequence mixes."""
+        """Slots of the sequence mixes: max_length + num_registers."""
         return self.max_length + self.num_registers
 
     @property
     def qk_dim(self) -> int:
-        """Width of one branch."""
+        """Width of the queries and keys of one branch: qk_width / num_branches."""
         return self.qk_width // self.num_branches
 
     @property
     def vo_dim(self) -> int:
-        """Width of one head's value."""
+        """Width of the values of one head: vo_width / num_heads."""
         return self.vo_width // self.num_heads
 
     @classmethod
     def from_label(
         cls, label: str | Label, *, hidden_size: int, max_length: int, compression: int = 4, **settings: Any
     ) -> Self:
-        """The configuration of a label.
+        """Return the configuration of a label of the design study (see ``hypermlp.label``).
 
-        ``compression`` divides the width of the side that q or v shrinks (the paper: 4 or 8).
+        Args:
+            label: such as "G-cg-q-12o", or a ``Label``.
+            hidden_size: width of the layer's input and output.
+            max_length: the most positions that one position can see.
+            compression: the letter q divides the width of queries and keys by this number, v that of values
+                and head outputs (4; the paper uses 4 and 8). Without the letter, the side has width
+                hidden_size.
+            settings: fields that a label leaves open: num_heads, rank, conv_kernel, num_registers, canon,
+                rope_theta, eps, init_std; also qk_width and vo_width, which then replace the label's widths.
+
+        Raises:
+            UserError: for a text that is not a label, an unknown setting, a setting that the label fixes, or
+                a value that is not allowed.
         """
         label = Label.parse(label) if isinstance(label, str) else label
         require("compression", compression, is_integer(compression) and compression > 0, "a positive integer")

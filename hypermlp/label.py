@@ -1,10 +1,19 @@
-"""The paper's labels: ``Base-Features-Rank-Mix``, such as ``G-cg-q-12o``.
+"""The labels of the paper's design study: ``Base-Features-Rank-Mix``, such as ``G-cg-q-12o``.
 
-base      S softmax, R relu of the normalised scores, G glu (softplus times relu)
+base      S softmax, R relu of the normalised scores, G glu (softplus times relu); the only required part
 features  any of p RoPE, c convolution on the inputs of keys and values, g feature gates, in this order
-rank      q shrinks the QK side, v the VO side
-mix       1 mixes before the activation, 2 after it, 12 both; o: slots in lag order
-!         mixes on top of full width: more parameters than attention
+rank      q divides the width of queries and keys by ``compression`` (4), v that of values and head outputs;
+          a side that is not named has the full width ``hidden_size``
+mix       1 mixes before the activation, 2 after it, 12 both. A following o puts the slots in lag order
+          (slot 0 is the newest position); without it the layout is "forward" (slot 0 is the oldest)
+!         the last character: the label has gates or mixes at full width, so more parameters than attention
+
+An empty part is left out together with its hyphen: "S" is plain softmax attention, "S-p" has RoPE, "R-c-q"
+has no mix, "R-12o!" has no features and full width. "G-cg-q-12o" is HyperGLU: glu (G), convolution (c) and
+gates (g), queries and keys at a quarter of the width (q), both mixes (12), in lag order (o).
+
+``PAPER_ROWS`` maps each of the 33 labels of the paper's Table 1 to its numbers (``PaperRow``).
+``PROBABLE_READING`` maps a printed label to the one that its numbers fit, which the paper probably ran.
 """
 
 import re
@@ -28,6 +37,28 @@ GRAMMAR = (
 
 @dataclass(frozen=True)
 class Label:
+    """One variant of the design study in its parts. ``str(label)`` is its text; see hypermlp.label.
+
+    Attributes:
+        base: "S", "R" or "G".
+        features: letters of "pcg", in this order; empty for none.
+        rank: "q", "v" or empty.
+        mix: "1", "2", "12" or empty.
+        lag: whether the slots are in lag order (the letter o); needs a mix.
+        full_width: whether the label ends in "!"; then it has no rank, and a mix or the feature g.
+
+    Raises:
+        UserError: if a part is not allowed, or parts contradict each other; a mix needs a rank or "!".
+
+    Example::
+
+        from hypermlp.label import Label
+
+        label = Label.parse("G-cg-q-12o")
+        assert label == Label("G", features="cg", rank="q", mix="12", lag=True)
+        assert str(label) == "G-cg-q-12o"
+    """
+
     base: str
     features: str = ""
     rank: str = ""
@@ -60,6 +91,11 @@ class Label:
 
     @classmethod
     def parse(cls, text: str) -> Self:
+        """Return the label that ``text`` spells, such as ``Label.parse("R-12o!")``.
+
+        Raises:
+            UserError: if the text is not a label; the message has the grammar.
+        """
         if not isinstance(text, str):
             raise UserError(f"a label must be a string, got {text!r}; {GRAMMAR}")
         base, *parts = text.removesuffix("!").split("-")

@@ -1,11 +1,28 @@
 """What a mixer layer costs: parameters, causal FLOPs, bytes of decoding state.
 
-The costs of a label follow from its configuration, by the formulas below. Those of a baseline are read off
-its layer, which is built on the meta device.
+``config`` is a ``hypermlp.MixerConfig``, or the configuration of a baseline; both are ``layer.config``. The
+costs of a baseline are read off its layer, which is built without memory (on PyTorch's meta device).
 
-FLOPs are two per multiply-add of every contraction (projections, convolution, scores, low-rank mixes,
+FLOPs are two per multiply-add of every matrix product (projections, convolution, scores, low-rank mixes,
 readout), counted only for pairs of a query and a key that it sees. Element-wise work (gates, diagonals,
-activation, norm) is not counted.
+activation, norm) is not counted. For one sequence whose T positions are all computed, without registers,
+P = T (T + 1) / 2 pairs, widths D, qk and vo, K taps, rank r, H heads and G branches::
+
+    projections     4 T D (qk + vo)          scores     2 P qk
+    conv            4 T D K                  mix1       4 P r G
+    feature_gates   2 T D (qk + vo)          mix2       4 P r H
+    mix_gates       2 T D r (G + H)          readout    2 P vo
+
+Example::
+
+    from hypermlp import HyperGLU
+    from hypermlp.costs.mixer import forward_flops, parameter_count, state_bytes
+
+    config = HyperGLU(768, max_length=1024).config
+    parameters = parameter_count(config)
+    prompt = forward_flops(config, 1024)  # a whole sequence of 1024 positions
+    step = forward_flops(config, 1, 1024)  # the last of 1024 positions, with a cache
+    cache = state_bytes(config, 1024)  # 4 bytes per number: float32
 """
 
 from collections import Counter
@@ -31,7 +48,18 @@ def _meta_layer(config: BaselineConfig) -> SequenceMixer:
 
 
 def parameter_table(config: Config) -> dict[str, int]:
-    """Return the layer's parameters by part."""
+    """Return the layer's parameters by part.
+
+    The parts of a label are "projections", "conv", "canon", "feature_gates", "mix1", "mix2" (both with their
+    gates) and "registers"; a part that it does not have is 0. Those of a baseline are its modules.
+
+    Example::
+
+        from hypermlp import MixerConfig
+        from hypermlp.costs.mixer import parameter_table
+
+        print(parameter_table(MixerConfig(hidden_size=768, max_length=1024)))
+    """
     if isinstance(config, BaselineConfig):
         parts: Counter[str] = Counter()
         for name, parameter in _meta_layer(config).named_parameters():
@@ -52,14 +80,31 @@ def parameter_table(config: Config) -> dict[str, int]:
 
 
 def parameter_count(config: Config) -> int:
-    """Return the number of parameters of the layer."""
+    """Return the number of parameters of the layer: the sum of ``parameter_table``."""
     return sum(parameter_table(config).values())
 
 
 def flops_table(config: Config, queries: int, keys: int | None = None) -> dict[str, int]:
-    """Return forward FLOPs by part for the last ``queries`` of ``keys`` positions of one sequence.
+    """Return the forward FLOPs by part to compute the last ``queries`` of ``keys`` positions of one sequence.
 
-    ``keys`` defaults to ``queries``: the whole sequence at once.
+    The parts of a label are "projections", "conv", "canon", "feature_gates", "mix_gates", "scores", "mix1",
+    "mix2" and "readout"; those of a baseline "projections", "conv" and "core" (everything else).
+
+    Args:
+        config: the configuration of the layer.
+        queries: the number of positions to compute; 1 is a decoding step.
+        keys: the length of the sequence, these positions included. None: ``queries``, the whole sequence.
+
+    Raises:
+        UserError: unless 0 < queries <= keys.
+
+    Example::
+
+        from hypermlp import MixerConfig
+        from hypermlp.costs.mixer import flops_table
+
+        config = MixerConfig(hidden_size=768, max_length=1024)
+        prompt, step = flops_table(config, 1024), flops_table(config, 1, 1024)
     """
     keys = queries if keys is None else keys
     if not 0 < queries <= keys:
@@ -92,12 +137,14 @@ def flops_table(config: Config, queries: int, keys: int | None = None) -> dict[s
 
 
 def forward_flops(config: Config, queries: int, keys: int | None = None) -> int:
-    """Return the forward FLOPs of the layer; the arguments are those of ``flops_table``."""
+    """Return the forward FLOPs of the layer: the sum of ``flops_table``, with its arguments."""
     return sum(flops_table(config, queries, keys).values())
 
 
 def core_flops(config: Config, queries: int, keys: int | None = None) -> int:
-    """Return the forward FLOPs of the operator alone; the arguments are those of ``flops_table``."""
+    """Return the forward FLOPs of the operator alone: the parts "scores", "mix1", "mix2" and "readout" of
+    ``flops_table`` (for a baseline, "core"), with its arguments.
+    """
     return sum(count for part, count in flops_table(config, queries, keys).items() if part in CORE_PARTS)
 
 
@@ -106,8 +153,27 @@ def state_bytes(
 ) -> int:
     """Return the bytes that decoding must keep after ``length`` positions.
 
-    These are keys, values, and the inputs that the next convolution sees. A ``MixerState`` may hold more than
-    twice as much: spare capacity, and inputs for a rollback.
+    For a label these are keys, values, and the inputs that the next convolution sees; for a baseline, what
+    its layer keeps. A ``MixerState`` may hold more than twice as much: its buffers double when they are full,
+    and it keeps inputs that ``crop`` may need.
+
+    Args:
+        config: the configuration of the layer.
+        length: the number of positions, 0 or more.
+        batch_size: number of sequences (1).
+        dtype: dtype of the layer and its input (torch.float32).
+
+    Raises:
+        UserError: for a negative length, or no sequences.
+
+    Example::
+
+        import torch
+        from hypermlp import MixerConfig
+        from hypermlp.costs.mixer import state_bytes
+
+        config = MixerConfig(hidden_size=768, max_length=1024)
+        print(state_bytes(config, 1024, dtype=torch.bfloat16))
     """
     if length < 0 or batch_size < 1:
         raise UserError(f"length is {length}, batch_size {batch_size}; they must be at least 0 and 1")

@@ -23,64 +23,99 @@ from hypermlp.ops.reference import Trace, trace
 
 @dataclass(frozen=True)
 class Capture:
-    """One layer and one input, which ``capture`` returns.
+    """Every intermediate result of one layer on one input, detached; ``capture`` returns it.
 
-    Positions and slots count from 0; in layout "lag" slot i of position t is key t - i. Registers are the
-    first ``config.num_registers`` positions.
+    Letters: B sequences, T positions, D hidden size, H heads, G branches (2 H for "glu": head j has gate
+    branch j and scale branch H + j; otherwise H), S = T slots, K = T keys, Dk and Dv widths of a branch and a
+    head, n the number of slots that exist at a position. Positions and slots count from 0. In layout "lag",
+    slot i of position t is key t - i; in "forward", slot i is the i-th visible key. With registers, the first
+    ``config.num_registers`` positions (and keys) are the registers, so input t is position num_registers + t.
+    Methods take a position ``t`` and the index ``batch`` of a sequence (0). Those that read the layer's
+    weights are differentiable in them.
+
+    Attributes:
+        layer: the layer.
+        inputs: ``[B, T, D]``, the input, behind the registers, with zeros in place of padding.
+        heads: the arguments of the operator: gated and rotated queries q ``[B, T, G, Dk]``, keys k ``[B, T,
+            G, Dk]``, values v ``[B, T, H, Dv]``, mix1, mix2 (``Mix`` or None) and starts.
+        trace: what the operator computes, in slot order: ``scores`` and ``pre_activation`` (the scores after
+            R1, before the norm) ``[B, G, T, S]``, ``activation`` and ``weights`` (after R2) ``[B, H, T, S]``,
+            ``weights_of_keys`` ``[B, H, T, K]``, ``exists`` (which slots exist) bool ``[B or 1, 1, T, S]``
+            and ``output`` ``[B, T, H, Dv]``. Values are 0 in slots that do not exist.
+        gates: the sigmoid gates that the layer has, by name: "query" ``[B, T, G Dk]``, "output" ``[B, T, H
+            Dv]``, "mix1" ``[B, T, G rank]``, "mix2" ``[B, T, H rank]``.
+
+    Example::
+
+        import torch
+        from hypermlp import HyperGLU
+        from hypermlp.inspect import capture
+
+        layer, x = HyperGLU(64, max_length=128), torch.randn(1, 20, 64)
+        seen = capture(layer, x)
+        weights = seen.trace.weights_of_keys[0, :, 19]  # [heads, 20]: the weights of all keys at position 19
+        W1, W2 = seen.first_layer(0, t=19), seen.second_layer(0, t=19)  # the dynamic MLP: [64, 20], [20, 64]
+        torch.testing.assert_close(x[0, 19] @ W1, seen.trace.pre_activation[0, 0, 19], rtol=1e-3, atol=1e-4)
     """
 
     layer: Mixer
     inputs: Tensor
-    """``[B, T, D]``: the input, behind the registers, with zeros in place of padding."""
     heads: Attention
-    """The arguments of the operator: gated and rotated queries, keys, values, mixes, and ``starts``."""
     trace: Trace
-    """Scores, pre-activations, activations and weights, in slot order."""
     gates: dict[str, Tensor]
-    """The sigmoid gates ``[B, T, ...]`` that the layer has: "query", "output", "mix1", "mix2"."""
 
     @property
     def config(self) -> MixerConfig:
+        """The ``MixerConfig`` of the layer."""
         return self.layer.config
 
     @property
     def starts(self) -> Tensor | None:
-        """``[B, T]``: the first position that each position sees; None for the first of all."""
+        """int64 ``[B, T]``: the first position that each position sees; None if every position sees from 0
+        on.
+        """
         return self.heads.starts
 
     @property
     def active(self) -> Tensor:
-        """bool ``[B, H, T, S]``: the activated memory."""
+        """bool ``[B, H, T, S]``: which slots have a positive activation, the activated memory.
+
+        For "softmax" these are all slots that exist. Slots that do not exist are False.
+        """
         if self.config.activation == "softmax":
             return self.trace.exists.expand(self.trace.activation.shape)
         return self.trace.pre_activation[:, : self.config.num_heads] > 0
 
     @property
     def rho(self) -> Tensor:
-        """``[B, H, T]``: the norm that divides the pre-activations."""
+        """``[B, H, T]``: sqrt(‖h‖² + eps), by which "relu" and "glu" divide the (gate) pre-activations h."""
         gate = self.trace.pre_activation[:, : self.config.num_heads]
         return (gate.square().sum(-1) + self.config.eps).sqrt()
 
     @property
     def key_of_slot(self) -> Tensor:
-        """int64 ``[B or 1, T, S]``: the key in each slot; meaningful where the slot exists."""
+        """int64 ``[B or 1, T, S]``: the key in each slot; only meaningful where ``trace.exists``."""
         length = self.inputs.shape[1]
         return slot_maps(self.config.layout, self.starts, length, length, self.inputs.device)[0]
 
     def width(self, t: int, batch: int = 0) -> int:
-        """Return the number of slots at position t."""
+        """Return n, the number of slots that exist at position t."""
         return int(_of_batch(self.trace.exists, batch)[0, t].sum())
 
     def by_slot(self, by_key: Tensor, t: int, batch: int = 0) -> Tensor:
-        """Reorder rows ``[K, n]`` into the slots that exist at position t, ``[slots, n]``."""
+        """Select from rows ``[K, m]``, one for each key, those of the slots at position t: ``[n, m]``, in
+        slot order.
+        """
         return by_key[_of_batch(self.key_of_slot, batch)[t, : self.width(t, batch)]]
 
     def mix(self, which: int, index: int, t: int, batch: int = 0) -> Tensor:
-        """Return R ``[slots, slots]`` at position t; the identity where there is no mix.
+        """Return R ``[n, n]`` at position t; the identity where there is no mix.
 
         Args:
-            which: 1 for the first mix, 2 for the second.
-            index: the branch (first mix) or head (second mix).
+            which: 1 for R1, 2 for R2.
+            index: the branch (R1) or head (R2).
+            t: the position.
+            batch: the sequence (0).
         """
         require("which", which, which in (1, 2), "1 or 2")
         slots = self.width(t, batch)
@@ -89,13 +124,17 @@ class Capture:
         return identity if mix is None else identity + mix.added(t)
 
     def address(self, branch: int, t: int, batch: int = 0) -> Tensor:
-        """Return W_q of a branch ``[D, Dk]``, rotated to position t but not gated."""
+        """Return W_q of a branch ``[D, Dk]``, rotated to position t (with RoPE) but not gated."""
         rows = slice(branch * self.config.qk_dim, (branch + 1) * self.config.qk_dim)
         weight = self.layer.q_proj.weight[rows].T.to(self.heads.q.dtype)
         return rotated(self.layer, weight, t, None if self.starts is None else self.starts[batch])
 
     def first_layer(self, branch: int, t: int, batch: int = 0) -> Tensor:
-        """Return W1 ``[D, slots]``, for which ``x[t] @ W1`` is the pre-activation."""
+        """Return W1 ``[D, n]`` of a branch: ``inputs[batch, t] @ W1`` is ``trace.pre_activation[batch,
+        branch, t, :n]``.
+
+        It holds for layers without canon.
+        """
         address = self.address(branch, t, batch)
         if "query" in self.gates:
             rows = slice(branch * self.config.qk_dim, (branch + 1) * self.config.qk_dim)
@@ -104,19 +143,27 @@ class Capture:
         return address @ keys.T @ self.mix(1, branch, t, batch)
 
     def second_layer(self, head: int, t: int, batch: int = 0) -> Tensor:
-        """Return W2 ``[slots, D]``, for which ``activation @ W2``, summed over heads, is the output."""
+        """Return W2 ``[n, D]`` of a head: ``trace.activation[batch, head, t, :n] @ W2``, summed over heads,
+        is the layer's output at position t.
+        """
         values = self.by_slot(self.heads.v[batch, :, head], t, batch)
         return self.read_out(self.mix(2, head, t, batch).T @ values, head, t, batch)
 
     def pool(self, head: int, t: int, batch: int = 0) -> tuple[Tensor, Tensor]:
-        """Return the memory slots U and V ``[slots, D]``: combinations of the context's convolved rows."""
+        """Return the memory pool of a head at position t: U and V, both ``[n, D]``.
+
+        Row i of U (of V) is what slot i offers to the key (value) projection: the context's convolved rows,
+        mixed by R1 of the branch with the number ``head`` (by R2). With RoPE or canon, the keys are not a
+        projection of U.
+        """
         rows = convolved(self.layer, self.inputs, self.starts)
         slots = (self.by_slot(each[batch], t, batch).to(self.heads.q.dtype) for each in rows)
         U, V = (self.mix(which, head, t, batch).T @ each for which, each in enumerate(slots, 1))
         return U, V
 
     def contributions(self, t: int, batch: int = 0) -> Tensor:
-        """Return what every token adds to the output at position t, ``[H, K, D]``; the sum is the output.
+        """Return what every token adds to the layer's output at position t, ``[H, K, D]``; the sum over heads
+        and keys is the output.
 
         The contributions are exact: given the active slots and the norm, a head is linear in its values.
         """
@@ -124,12 +171,12 @@ class Capture:
         return torch.stack([self.read_out(values, head, t, batch) for head, values in enumerate(weighted)])
 
     def contribution_sizes(self, batch: int = 0) -> Tensor:
-        """Return the lengths of the contributions, ``[H, T, K]``."""
+        """Return the Euclidean norms of the contributions, ``[H, T, K]``."""
         steps = range(self.inputs.shape[1])
         return torch.stack([self.contributions(t, batch).norm(dim=-1) for t in steps], dim=1)
 
     def read_out(self, values: Tensor, head: int, t: int, batch: int = 0) -> Tensor:
-        """Pass ``values`` ``[n, Dv]`` through the output gate at position t and W_o, ``[n, D]``."""
+        """Pass values ``[m, Dv]`` of a head through its output gate at position t and W_o: ``[m, D]``."""
         rows = slice(head * self.config.vo_dim, (head + 1) * self.config.vo_dim)
         gate = self.gates.get("output")
         gated = values if gate is None else values * gate[batch, t, rows]
@@ -145,16 +192,32 @@ def _of_batch(x: Tensor, batch: int) -> Tensor:
 def capture(layer: nn.Module, x: Tensor, *, starts: Tensor | None = None) -> Capture:
     """Compute ``layer(x, starts=starts)`` and return every intermediate result.
 
+    The results are detached, in float32 or better, and take memory proportional to B H T².
+
     Args:
-        layer: a layer of a label, such as ``HyperGLU``; a baseline has no memory pool and raises.
+        layer: a ``Mixer``, such as ``HyperGLU``, on any device.
         x: ``[B, T, D]``.
-        starts: as for the layer.
+        starts: as for the layer; None with registers.
+
+    Returns:
+        a ``Capture``. ``seen.trace.scores``, ``seen.trace.pre_activation`` ``[B, branches, T, T]`` and
+        ``seen.trace.activation`` ``[B, heads, T, T]`` are in slot order.
+
+    Raises:
+        UserError: for a baseline, for a layer with adapters or hooks, for ``starts`` with registers, and for
+            what the layer refuses.
 
     Example::
 
-        seen = capture(HyperGLU(64, max_length=128), torch.randn(1, 20, 64))
-        seen.active.sum(-1)                      # [1, heads, 20]: the number of active slots at each position
-        seen.contributions(t=19).sum((0, 1))     # the layer's output at position 19
+        import torch
+        from hypermlp import HyperGLU
+        from hypermlp.inspect import capture
+
+        layer, x = HyperGLU(64, max_length=128), torch.randn(1, 20, 64)
+        seen = capture(layer, x)
+        count = seen.active.sum(-1)  # [1, heads, 20]: the number of active slots at each position
+        output = seen.contributions(t=19).sum((0, 1))  # the layer's output at position 19
+        torch.testing.assert_close(output, layer(x)[0, 19].detach(), rtol=1e-3, atol=1e-4)
     """
     if not isinstance(layer, Mixer):
         raise UserError(
@@ -168,7 +231,27 @@ def capture(layer: nn.Module, x: Tensor, *, starts: Tensor | None = None) -> Cap
 def capture_model(model: Any, input_ids: Tensor, **inputs: Any) -> list[Capture | None]:
     """Capture every layer of a language model while it reads ``input_ids`` ``[B, T]``.
 
-    Returns a capture for each layer, None for a baseline. ``inputs`` are further arguments of the model.
+    Args:
+        model: a ``HyperMLPForCausalLM``.
+        input_ids: tokens ``[B, T]``.
+        inputs: further arguments of the model, such as ``attention_mask``.
+
+    Returns:
+        a list with one ``Capture`` for each layer, None for a baseline.
+
+    Raises:
+        UserError: as for ``capture``.
+
+    Example::
+
+        import torch
+        from hypermlp.inspect import capture_model
+        from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
+
+        sizes = dict(hidden_size=64, num_hidden_layers=2, max_position_embeddings=128, vocab_size=257)
+        model = HyperMLPForCausalLM(HyperMLPConfig(**sizes))
+        first, second = capture_model(model, torch.randint(0, 257, (1, 20)))
+        print(first.active.float().mean())  # share of active slots in the first layer
     """
     seen: list[Capture | None] = []
 

@@ -21,15 +21,21 @@ class SequenceMixer(nn.Module):
     """A causal layer ``[B, T, D] -> [B, T, D]`` in the place of attention. A subclass writes ``mix``.
 
     The base checks the input, computes which positions each position sees, hides padding, and keeps the
-    decoding state
-    consistent: a call that fails leaves it as it was.
+    decoding state consistent: a call that fails leaves it as it was.
+
+    Attributes:
+        config: the configuration of the layer.
+        backend: which implementation computes the layer: "auto" (the default), or a name from
+            ``hypermlp.ops.available_backends()``. Assign it after construction.
+        recurrent: whether positions are folded into a memory of fixed size. ``starts`` can then begin
+            documents, but not slide along as a window, and a state cannot be cropped.
+        undecayed: names of parameters with two dimensions or more that are no matrices; our training applies
+            no weight decay to them.
+        state_class: the class of the decoding state that ``new_state`` returns.
     """
 
     recurrent: ClassVar[bool] = False
-    """Whether positions are folded into a memory of fixed size. ``starts`` can then begin documents, but not
-    slide along as a window, and a state cannot be cropped."""
     undecayed: ClassVar[tuple[str, ...]] = ()
-    """Parameters with two dimensions or more that are no matrices; weight decay skips them."""
     state_class: ClassVar[type[DecodingState]] = DecodingState
     o_proj: nn.Module
 
@@ -40,48 +46,75 @@ class SequenceMixer(nn.Module):
 
     @property
     def max_visible(self) -> int | None:
-        """The most positions that one position may see; None for any number."""
+        """The most positions that one position may see, registers not counted; None for any number."""
         return None
 
     def mix(self, x: Tensor, state: Any, visibility: Visibility) -> Tensor:
-        """Mix ``x``, ``[B, T, D]``, whose padding is zero.
+        """Mix ``x``, ``[B, T, D]``, whose padding is zero. ``forward`` calls it; call the layer instead.
 
-        ``state`` (None, or a DecodingState) takes what it offers.
+        Args:
+            x: the new positions.
+            state: the ``DecodingState`` that the new positions extend, or None. A layer offers it rows and
+                tensors, which ``forward`` commits.
+            visibility: which positions each new position sees.
         """
         raise NotImplementedError
 
     def core_flops(self, queries: int, keys: int) -> int:
-        """Return the FLOPs of everything but matrices and convolutions, for the last ``queries`` of ``keys``
-        positions.
+        """Return the FLOPs of the operator alone, for the last ``queries`` positions of ``keys``.
+
+        The operator is everything but matrices and convolutions. Baselines implement this; for a ``Mixer``,
+        call ``hypermlp.costs.mixer.core_flops(layer.config, queries, keys)``.
         """
         raise NotImplementedError
 
     def initial_values(self) -> dict[str, Tensor]:
-        """Return the values of the layer's own parameters, by name, that are neither matrices, biases nor
-        norms.
+        """Return initial values of the layer's own parameters, by name: those that are neither matrices,
+        biases nor norms. A subclass with such parameters writes it; ``reset_parameters`` uses it.
         """
         return {}
 
     def initialize_parameters(self, init: Any, std: float) -> None:
+        """Set the parameters that belong to the layer itself; ``reset_parameters`` and models call it.
+
+        Args:
+            init: functions that set a parameter, such as ``normal_``: those of ``torch.nn.init``, or of
+                ``transformers.initialization``, which skip loaded parameters.
+            std: standard deviation of normally distributed values.
+        """
         for name, value in self.initial_values().items():
             init.copy_(self.get_parameter(name), value)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Give all parameters new initial values: matrices N(0, init_std), biases zero, norms one."""
+        """Give all parameters new initial values.
+
+        Matrices are normally distributed with mean 0 and standard deviation ``config.init_std``, biases are
+        zero, norms are one.
+        """
         for module in (*list(self.modules())[1:], self):
             initialize_(module, self.config.init_std)
 
     def new_state(self, batch_size: int, *, rollback: int = 128, capacity: int | None = None) -> Any:
-        """Return an empty decoding state for ``forward``.
+        """Return an empty decoding state (cache) for ``forward``. Each layer needs a state of its own.
+
+        The state takes the dtype and device of the first call; later calls must have the same, and a call
+        with more than max_length positions in all raises unless ``starts`` limits the window.
 
         Args:
             batch_size: number of sequences.
-            rollback: how many positions ``state.crop`` can take back where there is a convolution, which
-                needs earlier inputs. Without one, any number can be taken back; in a recurrence, none.
-            capacity: make a state of fixed size that holds this many positions (see ``StaticState``): a
-                step has the same shapes and addresses at every position, for torch.compile and CUDA graphs.
-                None, the default, makes a state that grows.
+            rollback: how many of the latest positions ``state.crop`` can remove again in a layer with a
+                convolution, which needs earlier inputs (128). Without a convolution, any number can be
+                removed; in a recurrence, none.
+            capacity: make a state of fixed size that holds this many positions (a ``StaticState``): a step has
+                the same shapes and addresses at every position, for torch.compile and CUDA graphs. None,
+                the default, makes a state that grows.
+
+        Returns:
+            a ``DecodingState``; for a ``Mixer``, a ``MixerState``.
+
+        Raises:
+            UserError: for a value that is not allowed.
         """
         require("batch_size", batch_size, is_integer(batch_size) and batch_size > 0, "a positive integer")
         require("rollback", rollback, is_integer(rollback) and rollback >= 0, "an integer, 0 or more")
@@ -104,19 +137,45 @@ class SequenceMixer(nn.Module):
         starts: Tensor | None = None,
         visibility: Visibility | None = None,
     ) -> Tensor:
-        """Mix ``x`` along the sequence.
+        """Mix ``x`` along the sequence: the output at a position depends on the positions that it sees.
 
         Args:
-            x: ``[B, T, D]``.
-            state: from ``new_state``. ``x`` then continues what the state has seen, and the state takes it
-                in: a whole prompt, a chunk or one token at a time give the same result as everything at once.
-            starts: int ``[B]`` or ``[B, T]``, the first position that each new position sees, counted from
-                the beginning of the stream. ``[B]`` for left padding, ``[B, T]`` for packed documents or a
-                sliding window. With a state, the last ``starts`` is reused until a new one is passed.
-            visibility: what a model computed for all its layers, instead of ``starts``.
+            x: ``[B, T, D]``: B sequences of T positions of width D = ``hidden_size``.
+            state: from ``new_state``. ``x`` then continues the positions that the state holds, and the state
+                is updated in place. A whole prompt, chunks or single tokens give the same outputs.
+            starts: the first position that each position sees, integers ``[B]`` or ``[B, T]``. Positions
+                count from 0 at the first input of the sequence (with a state, the first that it received),
+                padding included, registers not. Values lie between 0 and position + 1 (the position sees
+                nothing: it is padding) and do not decrease along T. ``[B]`` is the number of positions of
+                left padding; ``[B, T]`` describes packed documents (where the position's document begins) or
+                a window of w positions (``max(0, position - w + 1)``). None: every position sees all
+                positions up to its own. With a state, the last ``starts`` is reused until a new one is
+                passed, which suits padding and documents; a window must pass it with every call.
+            visibility: for models, which compute it once for all layers; leave it None.
 
         Returns:
-            ``[B, T, D]``.
+            ``[B, T, D]``, in the dtype of x or of autocast. The output at padding is 0, whatever the padding
+            holds.
+
+        Raises:
+            UserError: for a wrong shape, dtype, device or ``starts``, for a state of another layer, and for
+                more than max_length visible positions. The state is then unchanged.
+
+        Example::
+
+            import torch
+            from hypermlp import HyperGLU
+
+            layer, x = HyperGLU(64, max_length=128), torch.randn(2, 40, 64)
+            padded = layer(x, starts=torch.tensor([0, 10]))  # sequence 1 begins with 10 positions of padding
+            windows = (torch.arange(40) - 15).clamp(min=0).expand(2, 40)  # each position sees the last 16
+            windowed = layer(x, starts=windows)
+
+            with torch.no_grad():  # decoding: a prompt, then token by token
+                state = layer.new_state(batch_size=2)
+                prompt = layer(x[:, :39], state=state)
+                token = layer(x[:, 39:], state=state)
+            torch.testing.assert_close(token, layer(x)[:, 39:], rtol=1e-3, atol=1e-4)
         """
         self._check(x, state, starts)
         if visibility is None:

@@ -41,31 +41,46 @@ class Projected(NamedTuple):
 
 
 class Mixer(SequenceMixer):
-    """A sequence mixer of any label: attention as a dynamic two-layer MLP, ``[B, T, D] -> [B, T, D]``,
-    causal.
+    """A sequence mixer: any variant of the paper's design study (a label, see ``hypermlp.label``).
 
-    For each head at position t, with the rows X of the positions that t sees, in slot order::
+    A causal layer ``[B, T, D] -> [B, T, D]`` in the place of attention: B sequences, T positions, D =
+    ``hidden_size``. For each head at position t, which sees the n rows X ``[n, D]`` of its context, in slot
+    order (newest first in layout "lag", oldest first in "forward")::
 
-        q = (x_t W_q) * sigmoid gate         K = conv(X) W_k         V = conv(X) W_v
-        h = (q Kᵀ) R1(x_t)                   scores, mixed along the sequence
-        a = relu(h / ‖h‖)                    "relu"; "glu": softplus(h_scale) * relu(h_gate / ‖h_gate‖)
-        o = (a R2(x_t)ᵀ V) * sigmoid gate    mixed back, read out, gated
-        y = o W_o                            summed over the heads
+        q = rope(x_t W_q) * sigmoid(x_t W + b)     K = rope(conv(X) W_k)     V = conv(X) W_v
+        h = (q Kᵀ) R1(x_t)                         scores, mixed along the sequence
+        a = relu(h / sqrt(‖h‖² + eps))                                       "relu"
+          = softplus(h_scale) * relu(h_gate / sqrt(‖h_gate‖² + eps))         "glu"
+          = softmax(h / sqrt(qk_dim))                                        "softmax"
+        o = (a R2(x_t)ᵀ V) * sigmoid(x_t W + b)    mixed back, read out, gated
+        y = o W_o                                  summed over the heads
 
-    where ``R(x) = I + Diag(diag) + left Diag(sigmoid(x W + b)) rightᵀ``. The configuration switches each part
-    on or off.
+    where ``R(x) = I + Diag(diag) + left Diag(sigmoid(x W + b)) rightᵀ`` is ``[n, n]``, with the first n rows
+    of the learned diag ``[num_slots]``, left and right ``[num_slots, rank]``, and with W ``[D, rank]``, b
+    ``[rank]``. Every gate has its own W and b. A head of "glu" has two branches, h_gate and h_scale, each
+    with its own q, K and R1; otherwise it has one. R2, V and the output gate belong to the head. The
+    convolutions act on each channel of the inputs, one for keys and one for values. The configuration
+    switches each part on or off.
 
     Args:
         config: every switch, as ``MixerConfig`` documents them. ``Mixer.from_label`` builds one from a label.
 
     Attributes:
-        backend: the backend of the operator and the convolution: "auto", or a name from
-            ``hypermlp.ops.available_backends()``.
+        config: the ``MixerConfig``.
+        backend: the backend of the operator and the convolution: "auto" (the default), or a name from
+            ``hypermlp.ops.available_backends()``. Assign it after construction.
+        recurrent, undecayed, state_class: for models and training; see
+            ``hypermlp.layers.base.SequenceMixer``.
 
     Example::
 
-        layer = Mixer.from_label("R-cg-q-12o", hidden_size=768, max_length=1024)
-        y = layer(torch.randn(2, 128, 768))  # [2, 128, 768]
+        import torch
+        from hypermlp import Mixer, MixerConfig
+
+        layer = Mixer(MixerConfig(hidden_size=64, max_length=128, mix2=False))
+        layer = Mixer.from_label("R-cg-q-12o", hidden_size=64, max_length=128)
+        layer.backend = "reference"
+        y = layer(torch.randn(2, 32, 64))  # [2, 32, 64]
     """
 
     state_class: ClassVar[type[DecodingState]] = MixerState
@@ -91,9 +106,11 @@ class Mixer(SequenceMixer):
 
     @classmethod
     def from_label(cls, label: str, *, hidden_size: int, max_length: int, **settings: Any) -> "Mixer":
-        """Build the layer of a label of the paper's design study, such as "R-cg-q-12o".
+        """Build the layer of a label of the paper's design study, such as "R-cg-q-12o"; always a ``Mixer``.
 
-        ``settings`` are the fields of ``MixerConfig`` that the label leaves open, and ``compression``.
+        ``settings`` are what a label leaves open: compression (4), num_heads (2), rank (16), conv_kernel (4),
+        num_registers (0), canon (False), rope_theta (10,000), eps (1e-12), init_std (0.02), qk_width and
+        vo_width. ``MixerConfig.from_label`` documents them and what raises.
         """
         return Mixer(
             MixerConfig.from_label(label, hidden_size=hidden_size, max_length=max_length, **settings)
@@ -101,17 +118,23 @@ class Mixer(SequenceMixer):
 
     @property
     def max_visible(self) -> int | None:
+        """The most positions that one position may see, registers not counted: ``config.max_length``."""
         return self.config.max_length
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Give all parameters new initial values: weights N(0, init_std), biases and diagonals zero."""
+        """Give all parameters new initial values.
+
+        Weights are normally distributed with mean 0 and standard deviation ``config.init_std``; biases and
+        diagonals are zero; a Canon layer has PyTorch's initial values of a convolution.
+        """
         linear = (self.q_proj, self.k_proj, self.v_proj, self.o_proj)
         for module in (*linear, self.gates, self, self.mix1, self.mix2, self.canon):
             if module is not None:
                 initialize_(module, self.config.init_std)
 
     def initialize_parameters(self, init: Any, std: float) -> None:
+        """Set the convolutions and registers; see ``SequenceMixer.initialize_parameters``."""
         for weight in (self.k_conv, self.v_conv, self.registers):
             if weight is not None:
                 init.normal_(weight, std=std)
@@ -127,6 +150,7 @@ class Mixer(SequenceMixer):
         return StaticState(batch_size, self.config, rollback=rollback, capacity=capacity)
 
     def mix(self, x: Tensor, state: MixerState | None, visibility: Visibility) -> Tensor:
+        """Mix ``x``, whose padding is zero. ``forward`` calls it; call the layer instead."""
         if state is not None and state.capacity is None and steps_natively(self, x):
             return native_step(self, x, state, visibility)
         if state is None and fuses(self, x):
@@ -153,7 +177,7 @@ class Mixer(SequenceMixer):
         visibility: Visibility,
         registers: ProjectedRegisters | None = None,
     ) -> Projected:
-        """Compute everything that comes before the operator.
+        """Compute everything that comes before the operator (internal; ``hypermlp.inspect`` uses it).
 
         ``registers``: the registers that precede x; None if there are none.
         """
@@ -298,20 +322,32 @@ class HyperMLP(_Labelled):
 
         h = (q Kᵀ) R1(x_t)       a = relu(h / sqrt(‖h‖² + eps))       o = a R2(x_t)ᵀ V
 
-    ``Mixer`` has the whole formula.
+    R1 and R2 are learned matrices over the visible positions that depend on the input x_t; ``Mixer`` has the
+    whole formula, ``forward`` explains decoding, padding and windows. ``HyperGLU`` has the lower loss in the
+    paper's design study; HyperMLP is simpler: one score branch and one R1 per head instead of two.
 
     Args:
-        hidden_size: width D of the input and the output.
-        max_length: the longest visible context: the number of learned slots of the sequence mixes.
-        num_heads: heads.
-        compression: queries and keys have ``hidden_size / compression`` channels in all.
-        rank: rank of the sequence mixes.
-        conv_kernel: taps of the causal convolution before the key and value projections.
-        num_registers: learned rows that are prepended to every context (sequence, document or window).
-        eps: added to the squared norm of the scores.
-        init_std: standard deviation of the initial weights; biases and diagonals start at zero.
+        hidden_size: width D of the input and the output, a multiple of compression and of num_heads.
+        max_length: the most positions that one position can see. Longer input raises unless the argument
+            ``starts`` of ``forward`` limits every position to a window.
+        num_heads: number of heads (2).
+        compression: queries and keys have ``hidden_size / compression`` channels over all heads and branches
+            (4), a multiple of their number of branches; values keep ``hidden_size`` channels.
+        rank: rank of the low-rank part of R1 and R2 (16).
+        conv_kernel: taps of the causal convolution before the key and value projections (4).
+        num_registers: learned input vectors of width D that every position can also see (0). The output is
+            still ``[B, T, D]``.
+        eps: added to the squared norm of the scores (1e-12).
+        init_std: standard deviation of the normally distributed initial weights (0.02); biases and diagonals
+            start at zero.
+
+    Raises:
+        UserError: for a value that is not allowed, such as a width that cannot be divided as stated.
 
     Example::
+
+        import torch
+        from hypermlp import HyperMLP
 
         layer = HyperMLP(768, max_length=1024)
         y = layer(torch.randn(2, 128, 768))  # [2, 128, 768]
@@ -323,26 +359,38 @@ class HyperMLP(_Labelled):
 class HyperGLU(_Labelled):
     """HyperGLU, label ``G-cg-q-12o``: one score branch selects slots, a second one sets their strength.
 
-    A causal layer ``[B, T, D] -> [B, T, D]`` in the place of attention. For each head at position t, with two
-    score branches of half the width::
+    A causal layer ``[B, T, D] -> [B, T, D]`` in the place of attention. For each head at position t::
 
         h = (q Kᵀ) R1(x_t)       a = softplus(h_scale) * relu(h_gate / sqrt(‖h_gate‖² + eps))
         o = a R2(x_t)ᵀ V
 
-    ``Mixer`` has the whole formula.
+    h_gate and h_scale are the h of the head's two branches. Each has its own q, K and R1, with half the
+    channels that the one branch of ``HyperMLP`` has. R1 and R2 are learned matrices over the visible
+    positions that depend on the input x_t; ``Mixer`` has the whole formula, ``forward`` explains decoding,
+    padding and windows.
 
     Args:
-        hidden_size: width D of the input and the output.
-        max_length: the longest visible context: the number of learned slots of the sequence mixes.
-        num_heads: heads.
-        compression: queries and keys have ``hidden_size / compression`` channels in all.
-        rank: rank of the sequence mixes.
-        conv_kernel: taps of the causal convolution before the key and value projections.
-        num_registers: learned rows that are prepended to every context (sequence, document or window).
-        eps: added to the squared norm of the scores.
-        init_std: standard deviation of the initial weights; biases and diagonals start at zero.
+        hidden_size: width D of the input and the output, a multiple of compression and of num_heads.
+        max_length: the most positions that one position can see. Longer input raises unless the argument
+            ``starts`` of ``forward`` limits every position to a window.
+        num_heads: number of heads (2).
+        compression: queries and keys have ``hidden_size / compression`` channels over all heads and branches
+            (4), a multiple of their number of branches; values keep ``hidden_size`` channels.
+        rank: rank of the low-rank part of R1 and R2 (16).
+        conv_kernel: taps of the causal convolution before the key and value projections (4).
+        num_registers: learned input vectors of width D that every position can also see (0). The output is
+            still ``[B, T, D]``.
+        eps: added to the squared norm of the scores (1e-12).
+        init_std: standard deviation of the normally distributed initial weights (0.02); biases and diagonals
+            start at zero.
+
+    Raises:
+        UserError: for a value that is not allowed, such as a width that cannot be divided as stated.
 
     Example::
+
+        import torch
+        from hypermlp import HyperGLU
 
         layer = HyperGLU(768, max_length=1024)
         y = layer(torch.randn(2, 128, 768))  # [2, 128, 768]

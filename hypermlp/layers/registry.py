@@ -68,12 +68,37 @@ def mixer_config(name: str, *, hidden_size: int, max_length: int, **settings: An
 def build_mixer(name: str, *, hidden_size: int, max_length: int, **settings: Any) -> SequenceMixer:
     """Build a sequence mixer, ``[B, T, hidden_size] -> [B, T, hidden_size]``, by its name.
 
+    The layers are called, decode and take ``starts`` like a ``Mixer``. A recurrent baseline (all but softmax,
+    softmax-naive, diff and fox) accepts no sliding window, and its state cannot be cropped.
+
     Args:
-        name: a label, such as "G-cg-q-12o", or a baseline, such as "gla"; ``BASELINES`` has all of these.
+        name: a label, such as "G-cg-q-12o" (see ``hypermlp.label``), or a baseline: "softmax" (with RoPE),
+            "softmax-naive" (the same without a fused kernel), "linear", "retnet", "gla", "hgrn", "hgrn2",
+            "deltanet", "gated-deltanet", "gsa", "mamba", "rwkv7", "path", "diff" or "fox".
         hidden_size: width of the input and the output.
-        max_length: length of the context.
-        settings: fields of the layer's configuration. docs/baselines.md lists those of the baselines;
-            ``MixerConfig`` documents those that a label leaves open.
+        max_length: for a label, the most positions that one position can see. Baselines accept longer input.
+        settings: for a label, ``compression`` (4) and what else ``MixerConfig.from_label`` accepts. For a
+            baseline, ``init_std`` and the fields of its configuration: ``num_heads`` (0: its published width
+            of a head; not mamba, hgrn), ``rope_theta`` (softmax, softmax-naive, retnet, diff), ``expand_v``
+            (retnet, gated-deltanet), ``gate_rank`` (gla), ``conv_kernel`` (deltanet, gated-deltanet, mamba,
+            path), ``num_slots`` (gsa), ``expand``, ``state_size``, ``step_rank`` (mamba), ``rank`` (path),
+            ``lambda_init`` (diff). The configurations are ``GlaConfig`` in hypermlp/layers/baselines/gla.py
+            and so on; ``layer.config`` shows the values.
+
+    Returns:
+        a ``Mixer``, or a ``hypermlp.layers.baselines.base.Baseline``.
+
+    Raises:
+        UserError: for an unknown name or setting, or a value that is not allowed.
+
+    Example::
+
+        import torch
+        from hypermlp.layers import build_mixer
+
+        layer = build_mixer("gla", hidden_size=64, max_length=128, num_heads=2)
+        y = layer(torch.randn(2, 32, 64))  # [2, 32, 64]
+        layer = build_mixer("R-cg-q-12o", hidden_size=64, max_length=128, compression=8)
     """
     return layer_of(mixer_config(name, hidden_size=hidden_size, max_length=max_length, **settings))
 

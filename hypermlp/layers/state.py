@@ -37,9 +37,7 @@ class Rows:
         return None if self.buffer is None else self.buffer[:, : self.held]
 
     def extended(self, new: Tensor) -> Tensor:
-        """Return the rows followed by ``new``, which become part of this object only when ``length`` is
-        raised.
-        """
+        """Return the rows followed by ``new``, which count only when ``length`` is raised."""
         count = new.shape[1]
         if torch.is_grad_enabled():
             past = self.get()
@@ -52,9 +50,7 @@ class Rows:
         return buffer.narrow(1, 0, self.held + count)
 
     def room(self, count: int, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Return a buffer of rows of this shape that has room for ``count`` more and may be written in
-        place.
-        """
+        """Return a buffer of rows of this shape with room for ``count`` more, to write in place."""
         buffer, total = self.buffer, self.held + count
         if buffer is None or _frozen(buffer) or buffer.shape[1] < total:
             self.buffer = like.new_empty(like.shape[0], max(64, 2 * total), *shape)
@@ -96,24 +92,41 @@ def require_kind(known: Tensor | None, new: Tensor) -> None:
 
 
 class DecodingState:
-    """What a layer remembers: rows that grow with the positions, and tensors of fixed size, both by name.
+    """The cache of one layer during decoding. Get it from ``layer.new_state``; the layer's calls fill it.
 
-    Each layer needs a state of its own, and extends it by a whole call or, if the call fails, not at all.
-    ``reorder``, ``repeat``, ``crop``, ``detach`` and ``to`` change the state and return it; ``clone``
-    branches it.
+    If a call raises, the state is unchanged. ``batch_size`` is the number of sequences, ``length`` the number
+    of positions so far. ``reorder``, ``repeat``, ``crop``, ``detach`` and ``to`` change the state in place
+    and return it; ``clone`` returns an independent copy. The other methods are for authors of layers: during
+    a call, a layer offers new rows and tensors (``extended``, ``room``, ``state[name] = tensor``); ``commit``
+    at the end takes them all in, so that a call that fails changes nothing.
+
+    Example::
+
+        import torch
+        from hypermlp import HyperGLU
+
+        layer, x = HyperGLU(64, max_length=128), torch.randn(2, 10, 64)
+        with torch.no_grad():
+            state = layer.new_state(batch_size=2)
+            layer(x, state=state)
+            other = state.clone().crop(8)  # without the last 2 positions; state keeps 10
+            state.reorder(torch.tensor([1, 1, 0]))  # three sequences: number 1 twice, then number 0
+            other.repeat(2)  # four sequences: 0, 0, 1, 1
+        assert (state.batch_size, state.length, other.batch_size, other.length) == (3, 10, 4, 8)
     """
 
     capacity: int | None = None
     """The most positions that the state holds at once; None for any number."""
 
     def __init__(self, batch_size: int, config: Any, *, rollback: int = 128, recurrent: bool = False):
-        """
+        """Make an empty state.
+
         Args:
             batch_size: number of sequences.
             config: the configuration of the layer that the state belongs to.
-            rollback: how many positions ``crop`` can take back where a convolution needs earlier inputs.
-            recurrent: whether the layer folds positions into tensors of fixed size, so that none can be taken
-                back.
+            rollback: how many positions ``crop`` can remove where a convolution needs earlier inputs.
+            recurrent: whether the layer folds positions into tensors of fixed size, so that none can be
+                removed.
         """
         self.batch_size, self.config = batch_size, config
         self.rollback, self.recurrent = rollback, recurrent
@@ -142,25 +155,24 @@ class DecodingState:
     # For layers: a call offers new rows and tensors, and ``commit`` takes them in.
 
     def get(self, name: str) -> Tensor | None:
-        """Return a tensor of fixed size, None if there is none yet."""
+        """For layers: return the tensor of fixed size with this name, None if there is none yet."""
         known = self._fixed.get(name)
         return known.clone() if known is not None and _only_for_inference(known) else known
 
     def __setitem__(self, name: str, value: Tensor) -> None:
-        """Offer a tensor of fixed size."""
+        """For layers: offer a tensor of fixed size."""
         self._offered[name] = value
 
     def rows(self, name: str) -> Tensor | None:
-        """Return the rows of the positions so far, ``[B, T, ...]``, or the latest ones if older ones were
-        dropped.
-        """
+        """For layers: return the rows so far, ``[B, T, ...]``, or the latest if older ones were dropped."""
         return self._rows[name].get() if name in self._rows else None
 
     def extended(self, name: str, new: Tensor, *, needed: int | None = None) -> Tensor:
-        """Offer rows of the new positions and return all rows of this name, the new ones last.
+        """For layers: offer rows ``new`` of the new positions and return all rows of this name, the new ones
+        last.
 
-        ``needed``: how many rows before a position the next one needs. Older ones are dropped, but for
-            ``rollback``.
+        ``needed``: how many rows before a position the layer needs to compute it, such as conv_kernel - 1;
+        older ones are dropped, except for ``rollback`` of them. None: all rows are kept.
         """
         return self._named(name, new, needed).extended(new)
 
@@ -176,8 +188,8 @@ class DecodingState:
     def room(
         self, name: str, new: Tensor, shape: tuple[int, ...], *, needed: int | None = None
     ) -> tuple[Tensor, int]:
-        """Return a buffer with room for rows of ``shape`` for the positions of ``new``, and where they begin
-        in it.
+        """For layers: return a buffer with room for one row of ``shape`` for each position of ``new``, and
+        the index of the first of them; what the caller writes there is offered.
         """
         rows = self._named(name, new, needed)
         return rows.room(new.shape[1], new, shape), rows.held
@@ -191,29 +203,25 @@ class DecodingState:
         return self._rows[name]
 
     def check_kind(self, name: str, new: Tensor) -> None:
-        """Raise, before anything is written, if rows of this name have another dtype or device than
-        ``new``.
-        """
+        """For layers: raise if rows of this name have another dtype or device than ``new``."""
         if name in self._rows and self.length > 0:
             require_kind(self._rows[name].buffer, new)
 
     @property
     def starts(self) -> Tensor | None:
-        """``starts`` of the positions so far, int64 ``[B, T]`` (the last ones of a recurrence).
-
-        None if never given.
-        """
+        """``starts`` of the positions so far, int64 ``[B, T]``, or the last of them; None if never given."""
         return self.rows("starts")
 
     def following_starts(self) -> Tensor | None:
-        """Return the ``starts`` ``[B]`` that hold for a call that is given none.
+        """For layers: return the ``starts`` ``[B]`` of a call that is given none; None if none were ever
+        given.
 
-        None if none were ever given.
+        A sliding window raises: it cannot be continued without being given.
         """
         return None if self.starts is None else following_starts(self.starts, self.length)
 
     def commit(self, visibility: Visibility) -> None:
-        """Take in what was offered for the new positions of a call. Nothing may fail afterwards."""
+        """For layers: take in what was offered during a call. Nothing may fail afterwards."""
         if visibility.starts is not None:
             given = visibility.starts
             given = given[:, None].expand(-1, visibility.new) if given.dim() == 1 else given
@@ -234,17 +242,21 @@ class DecodingState:
     # For users.
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield what decoding has to keep, apart from ``starts``."""
+        """Yield the tensors that decoding has to keep, apart from ``starts``; their sizes are its memory."""
         yield from self._fixed.values()
         held = (rows.get() for name, rows in self._rows.items() if name != "starts")
         yield from (rows for rows in held if rows is not None)
 
     @property
     def device(self) -> torch.device | None:
+        """The device of the tensors; None before the first call."""
         return next((x.device for x in self.tensors()), None)
 
     def reorder(self, index: Tensor) -> Self:
-        """Make sequence ``index[i]`` sequence i; any number of them, as beam search needs."""
+        """Make sequence ``index[i]`` sequence i, as beam search needs; the batch size becomes n.
+
+        ``index``: integers ``[n]``, each between 0 and batch_size - 1; any other raises UserError.
+        """
         index = torch.as_tensor(index)
         integer = not (index.is_floating_point() or index.is_complex() or index.dtype == torch.bool)
         allowed = f"a list of sequences between 0 and {self.batch_size - 1}"
@@ -259,12 +271,16 @@ class DecodingState:
         self._change(lambda x: x.index_select(0, index.to(x.device)))
 
     def repeat(self, times: int) -> Self:
-        """Repeat each sequence ``times`` times in a row."""
+        """Repeat each sequence ``times`` times in a row: 0, 1 becomes 0, 0, 1, 1 for 2."""
         require("times", times, is_integer(times) and times > 0, "a positive integer")
         return self.reorder(torch.arange(self.batch_size).repeat_interleave(times))
 
     def crop(self, length: int) -> Self:
-        """Forget all but the first ``length`` positions."""
+        """Forget all but the first ``length`` positions; 0 is always possible.
+
+        UserError is raised, and nothing changed, if the state is shorter, if the layer is a recurrence, or if
+        its convolution needs inputs that were dropped: it can remove up to ``rollback`` positions.
+        """
         if not 0 <= length <= self.length:
             raise UserError(
                 f"length is {length}; the state can be cropped to between 0 and {self.length} positions"
@@ -311,7 +327,7 @@ class DecodingState:
         return self
 
     def clone(self) -> Self:
-        """Return a copy that can go another way."""
+        """Return an independent copy, for example to continue one prompt in two ways."""
         other = copy.copy(self)
         other._change(torch.clone)
         return other
@@ -328,23 +344,26 @@ class DecodingState:
 
 
 class MixerState(DecodingState):
-    """The decoding state of a ``Mixer``: keys, values and, with a convolution, the latest inputs."""
+    """The decoding state of a ``Mixer``: keys, values and, with a convolution, the latest inputs.
+
+    Its T positions are those that it received; registers are not stored.
+    """
 
     @property
     def keys(self) -> Tensor | None:
-        """``[B, T, H, Dk]``; None before the first call."""
+        """``[B, T, num_branches, qk_dim]``, rotated if the layer has RoPE; None before the first call."""
         return self.rows("keys")
 
     @property
     def values(self) -> Tensor | None:
-        """``[B, T, H, Dv]``; None before the first call."""
+        """``[B, T, num_heads, vo_dim]``; None before the first call."""
         return self.rows("values")
 
     @property
     def inputs(self) -> Tensor | None:
-        """``[B, the latest, D]``: at least those that the next convolution needs.
+        """``[B, n, D]``: the latest n inputs, at least conv_kernel - 1 of them once there are so many.
 
-        None without a convolution.
+        None before the first call, and without a convolution.
         """
         return self.rows("inputs")
 

@@ -21,7 +21,7 @@ MAP_SEED = 12345  # seed of the map in memorization
 
 
 class Example(NamedTuple):
-    """One example, or several stacked ones."""
+    """One example ``[positions]``, or several stacked ones ``[examples, positions]``: inputs and targets."""
 
     inputs: Tokens
     targets: Tokens

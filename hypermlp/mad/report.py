@@ -26,11 +26,14 @@ PUBLISHED: dict[str, dict[str, float]] = {
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of mixers by task; ``print`` shows them as a Markdown table in percent."""
+    """Scores of mixers by task; ``print`` shows them as a Markdown table in percent.
+
+    Attributes:
+        scores: ``scores[mixer][task]``, accuracy between 0 and 1: the mean over the task's settings of the
+            best score over learning rates and weight decays.
+    """
 
     scores: dict[str, dict[str, float]]
-    """``scores[mixer][task]``, between 0 and 1: the mean over settings of the best score over learning
-    rates and weight decays."""
 
     def average(self, mixer: str) -> float | None:
         """Return the mean over all six tasks; None if one is missing."""

@@ -19,21 +19,29 @@ COMMON = ("vocab_size", "seq_len", "num_train", "num_test")
 
 @dataclass(frozen=True)
 class Task:
-    """One task: its two samplers, its baseline settings and what users can change."""
+    """One task: its two samplers, its default settings and what users can change. ``TASKS`` holds all six.
+
+    Attributes:
+        make: draws one example as published, from (settings, generators, whether it is a test example).
+        sample: draws many examples at once, from (settings, generator, count, whether they are test
+            examples).
+        baseline: the benchmark's own settings, the default.
+        changes: names of the settings that users can change.
+        check: raises if settings do not fit this task; None if all do.
+    """
 
     make: Callable[[Settings, Generators, bool], Example]
-    """Draws one example as published, from (settings, generators, whether it is a test example)."""
     sample: Callable[[Settings, np.random.Generator, int, bool], Example]
-    """Draws many examples at once, from (settings, generator, count, whether they are test examples)."""
     baseline: Settings
-    """The benchmark's own settings."""
     changes: tuple[str, ...] = COMMON
-    """Settings that users can change."""
     check: Callable[[Settings], None] | None = None
-    """Raises if settings do not fit this task."""
 
     def settings(self, **changes: Any) -> Settings:
-        """Return the baseline settings with ``changes``, checked."""
+        """Return the default settings with ``changes`` (name=value, for names in the attribute ``changes``).
+
+        Raises:
+            UserError: for an unknown name or a value that does not fit the task.
+        """
         unknown = sorted(set(changes) - set(self.changes))
         if unknown:
             raise UserError(f"unknown settings {', '.join(unknown)}; allowed: {', '.join(self.changes)}")
@@ -43,10 +51,11 @@ class Task:
         return chosen
 
     def draw(self, settings: Settings, seed: int, sampler: str, *splits: str) -> list[Example]:
-        """Return the named splits, each with all its examples stacked.
+        """Return an ``Example`` for each of ``splits`` ("train", "test"), with all its examples stacked.
 
-        The published test set continues the random stream of the training set, so the training set is
-        always drawn first. The fast sampler has one stream per split.
+        The published test set continues the random stream of the training set, so the training set is always
+        drawn first. The fast sampler has one stream per split. ``generate`` documents ``seed`` and
+        ``sampler``.
         """
         counts = {"train": settings.num_train, "test": settings.num_test}
         if sampler == "fast":
@@ -113,15 +122,36 @@ def find_task(name: str) -> Task:
 def generate(
     task: str, *, split: str = "train", seed: int = SEED, sampler: str = "published", **settings: Any
 ) -> Example:
-    """Return the inputs and targets of a task, NumPy int64 ``[examples, positions]``.
+    """Return the inputs and targets of a task, NumPy int64 ``[examples, positions]`` each.
 
-    ``settings`` change the task's baseline; their names are fields of ``Settings``. ``split`` is "train" or
-    "test". ``sampler="published"`` reproduces the benchmark's own examples, with the test set drawn after
-    the whole training set; "fast" draws other examples of the same distribution in a fraction of the time.
+    Args:
+        task: "in-context-recall", "noisy-in-context-recall", "fuzzy-in-context-recall", "memorization",
+            "compression" or "selective-copying".
+        split: "train" (the default) or "test".
+        seed: seed of the random numbers, 0 to 2**32 - 1 (12345, which the benchmark uses).
+        sampler: "published" (the default) returns token for token the examples of the benchmark's own code.
+            It draws the whole training set before the test set, so num_train changes the test set. "fast"
+            draws other examples of the same distribution in a fraction of the time.
+        settings: changes of the task's default settings: vocab_size, seq_len, num_train and num_test (numbers
+            of examples) for every task; frac_noise and noise_vocab_size for noisy, key_motif and value_motif
+            (most tokens of a key and a value) for fuzzy recall; copied (tokens to copy) for selective
+            copying. ``TASKS[task].baseline`` shows the defaults.
+
+    Returns:
+        an ``Example``, a named tuple of ``inputs`` and ``targets``. ``targets[i, t]`` is what the model must
+        output at position t, so it needs no further shift; -100 (``IGNORED``) is not scored. The three
+        in-context recall tasks score every next token in training, only values of repeated keys in the test.
+
+    Raises:
+        UserError: for an unknown name, or a value that is not allowed.
 
     Example::
 
-        inputs, targets = mad.generate("in-context-recall", split="test", vocab_size=32)
+        from hypermlp import mad
+
+        inputs, targets = mad.generate("in-context-recall", split="test", num_train=100, num_test=10)
+        assert inputs.shape == targets.shape == (10, 127)
+        scored = targets != mad.IGNORED
     """
     found = find_task(task)
     require("split", split, split in ("train", "test"), "'train' or 'test'")

@@ -163,17 +163,38 @@ def benchmark(
     tasks: str | list[str] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Scores:
-    """Run the benchmark for one mixer in this process, without keeping records.
+    """Train and score one mixer on the benchmark, in this process on the CPU. Nothing is written to disk.
 
-    ``mixer`` is a label, a baseline's name, or a function ``make(hidden_size=..., max_length=...)`` that
-    returns a causal module ``[B, T, D] -> [B, T, D]``. ``grid`` is "smoke", "mini" or "full"; ``tasks`` is a
-    task or a list of tasks, by default all six. ``on_progress(cell, progress)`` is called after each
-    evaluation; by default progress is printed to stderr. Print the result to see a table, or read its
-    ``scores``.
+    Every training uses a model of two blocks, each the mixer and a SwiGLU MLP, with the seed 12345.
+
+    Args:
+        mixer: a label such as "G-cg-q-12o"; the name of a baseline such as "gla"
+            (``hypermlp.layers.BASELINES`` has all); "package.module:function"; or a function
+            ``make(hidden_size=..., max_length=...)`` that returns a causal module ``[B, T, D] -> [B, T, D]``.
+            It is called with the grid's width (128; 32 for "smoke") and the length of the task's sequences.
+        grid: "smoke": two steps of each task, in seconds; "mini" (the default): each task once, minutes on
+            two cores; "full": as published, 66 settings and 396 trainings of up to 200 epochs, for GPUs (run
+            those with the command ``hypermlp mad run``).
+        tasks: a task or a list of tasks (``mad.TASKS``); None, the default, for all six.
+        on_progress: called as ``on_progress(cell, progress)`` after each evaluation of a training;
+            ``progress`` has ``step``, ``steps``, ``seconds`` and ``metric``. None: progress is printed to
+            stderr.
+
+    Returns:
+        ``Scores``. ``result.scores[mixer][task]`` is an accuracy between 0 and 1; ``print(result)`` shows a
+        table in percent, with published values in brackets. A function's key is its ``__name__``.
+
+    Raises:
+        UserError: for an unknown name, or a mixer that fails, is not causal or changes the shape; before any
+            training.
 
     Example::
 
-        print(mad.benchmark(lambda hidden_size, max_length: MyMixer(hidden_size), grid="smoke"))
+        from hypermlp import mad
+
+        result = mad.benchmark("G-cg-q-12o", grid="smoke", tasks="compression")
+        print(result)
+        accuracy = result.scores["G-cg-q-12o"]["compression"]
     """
     name = mixer if isinstance(mixer, str) else getattr(mixer, "__name__", type(mixer).__name__)
     chosen = list(TASKS) if tasks is None else [tasks] if isinstance(tasks, str) else tasks

@@ -1,4 +1,9 @@
-"""A Hugging Face language model around any mixer."""
+"""A Hugging Face language model around any mixer; importing this package needs transformers.
+
+``HyperMLPConfig`` describes the model, ``HyperMLPForCausalLM`` is the model with its head, ``HyperMLPModel``
+the model without it. After ``import hypermlp.models``, the Auto classes of transformers load all three
+(model_type "hypermlp").
+"""
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 

@@ -92,6 +92,13 @@ class _StateLayer:
 
 
 class HyperMLPCacheLayer(_StateLayer, DynamicLayer):
+    """One layer of transformers' ``DynamicCache`` that holds the decoding state of a block; ``generate``
+    makes it.
+
+    ``DynamicCache(config=model.config)`` has one for each layer. Its attribute ``state`` is the layer's
+    ``DecodingState``, None before the first call. The methods are those of transformers' cache layers.
+    """
+
     _layer_type = "hypermlp"
 
 

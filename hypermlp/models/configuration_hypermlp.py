@@ -18,45 +18,61 @@ LORA_TARGETS = ["v_proj", "o_proj"]  # the readout of the dynamic MLP: docs/deri
 class HyperMLPConfig(PreTrainedConfig):
     """The configuration of a language model: a stack of blocks, each a sequence mixer and an MLP.
 
-    Every block computes ``x = x + mixer(norm(x))``, then ``x = x + mlp(norm(x))``.
+    Every block computes ``x = x + mixer(norm(x))``, then ``x = x + mlp(norm(x))``. In the text, a label is a
+    variant of the paper's design study (``hypermlp.label``), and a baseline one of "softmax",
+    "softmax-naive", "linear", "retnet", "gla", "hgrn", "hgrn2", "deltanet", "gated-deltanet", "gsa", "mamba",
+    "rwkv7", "path", "diff" and "fox".
 
     Args:
-        mixer: the sequence mixer: a label such as "G-cg-q-12o" (HyperGLU, the default) or "S-p", the name of
-            a baseline such as "gla", or a list with one for each layer (a hybrid stack).
+        mixer: the sequence mixer: a label such as "G-cg-q-12o" (HyperGLU, the default) or "S-p" (softmax
+            attention with RoPE), the name of a baseline, or a list with one of these for each layer, such as
+            ``["G-cg-q-12o", "gla"]`` for two layers.
         hidden_size: width of the model (768).
         num_hidden_layers: number of blocks (12).
-        num_heads: heads of a label's layer (2). A baseline has heads of its published width, unless
-            ``baseline_settings`` says otherwise.
-        max_position_embeddings: the longest context: the number of slots of the sequence mixes (1024).
+        num_heads: heads of a label's layer (2). It does not apply to baselines: they have heads of their
+            published width, unless ``baseline_settings`` says otherwise.
+        max_position_embeddings: the longest sequence (1024), registers not counted. Longer input raises
+            UserError (a model of baselines alone accepts it), and ``generate`` ends there.
         vocab_size: number of tokens (50304).
-        block: "gpt2" (LayerNorm, GELU, scaled residual initialisation; the default) or "llama" (RMSNorm,
-            SwiGLU).
+        block: "gpt2" (LayerNorm, GELU; the initial weights of the two matrices that add to the residual
+            stream have the standard deviation initializer_range / sqrt(2 num_hidden_layers); the default) or
+            "llama" (RMSNorm, SwiGLU).
         intermediate_size: width of the MLP. None: 4 x hidden_size for "gpt2", 8/3 x hidden_size rounded up to
             a multiple of 256 for "llama".
-        learned_positions: whether a table of absolute positions is added to the embeddings, as in GPT-2
+        learned_positions: whether a learned vector for each position is added to the embeddings, as in GPT-2
             (False).
-        rank: rank of the sequence mixes (16).
-        compression: what q or v in a label divides the width of that side by (4).
+        rank: rank of the low-rank part of the sequence mixes (16).
+        compression: the letter q of a label divides the width of queries and keys by this number, v that of
+            values and head outputs (4).
         conv_kernel: taps of a label's convolution (4).
-        rope_theta: base of the rotary frequencies (10,000).
+        rope_theta: base of the rotary frequencies of labels with the letter p (10,000).
         canon: places of a block that have a Canon layer, a short causal convolution with a residual: any of
             A (input of the mixer), B (queries, keys and values; labels only), C (input of the MLP) and D (its
             hidden units), in this order. Empty, the default, for none.
-        num_registers: learned rows that each layer of a label prepends to every context, in addition to
+        num_registers: learned vectors that every position of a label's layer can also see, in addition to
             max_position_embeddings (0).
         baseline_settings: settings of baselines by name, such as ``{"gla": {"num_heads": 2}}``;
-            docs/baselines.md.
-        norm_eps: None: 1e-5 for "gpt2", 1e-6 for "llama".
-        initializer_range: standard deviation of the initial weights (0.02).
-        tie_word_embeddings: whether the output matrix is the embedding matrix (True).
+            ``hypermlp.layers.build_mixer`` lists them.
+        norm_eps: what the norms of the blocks add to the variance or mean square. None: 1e-5 for "gpt2", 1e-6
+            for "llama".
+        initializer_range: standard deviation of the normally distributed initial weights (0.02).
+        tie_word_embeddings: whether the output matrix is the embedding matrix (True); otherwise it is learned
+            separately.
         use_cache: whether a forward pass returns a cache for decoding (True).
         bos_token_id: token that begins a text (None).
         eos_token_id: token that ends a text (None).
         pad_token_id: token for padding (None).
 
+    Raises:
+        UserError: for a value that is not allowed, a list of the wrong length, or contradicting values.
+
     Example::
 
-        HyperMLPConfig(hidden_size=256, num_hidden_layers=4, max_position_embeddings=512, vocab_size=257)
+        from hypermlp.models import HyperMLPConfig
+
+        sizes = dict(hidden_size=64, max_position_embeddings=128, vocab_size=257)
+        config = HyperMLPConfig(num_hidden_layers=4, **sizes)  # HyperGLU in every layer
+        hybrid = HyperMLPConfig(mixer=["G-cg-q-12o", "gla"], num_hidden_layers=2, block="llama", **sizes)
     """
 
     model_type = "hypermlp"
@@ -129,11 +145,15 @@ class HyperMLPConfig(PreTrainedConfig):
 
     @property
     def mixers(self) -> list[str]:
-        """The label or baseline of every layer."""
+        """The label or baseline name of every layer; ``HyperMLPModel.mixers()`` returns the layers
+        themselves.
+        """
         return self.mixer if isinstance(self.mixer, list) else [self.mixer] * self.num_hidden_layers
 
     def mixer_config(self, index: int) -> Config:
-        """Return the configuration of one layer's mixer."""
+        """Return the configuration of the mixer of layer ``index`` (from 0): a ``MixerConfig``, or a
+        baseline's.
+        """
         name = self.mixers[index]
         settings: dict[str, Any] = {
             "hidden_size": self.hidden_size,
@@ -156,13 +176,14 @@ class HyperMLPConfig(PreTrainedConfig):
 
     @property
     def layer_types(self) -> list[str]:
-        """The kinds of cache layers that ``generate`` makes (models/cache.py)."""
+        """The kinds of cache layers that ``generate`` makes: "hypermlp" for every layer."""
         return ["hypermlp"] * self.num_hidden_layers
 
     def validate_layer_type(self) -> None:
-        """Accept ``layer_types``: "hypermlp" is not among transformers' own types."""
+        """For transformers: accept the ``layer_types`` "hypermlp", which is not among its own types."""
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the configuration as a dictionary."""
         _offer_lora_targets()  # PEFT asks for the configuration just before it looks up default targets
         result: dict[str, Any] = super().to_dict()
         return result

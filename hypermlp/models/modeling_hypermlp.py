@@ -121,7 +121,12 @@ class HyperMLPPreTrainedModel(PreTrainedModel):
         initialize_(module, self.config.initializer_range / math.sqrt(depth), init)
 
     def save_pretrained(self, save_directory: str | os.PathLike[Any], *args: Any, **kwargs: Any) -> Any:
-        """Save as transformers does, and add the lines that let ``trust_remote_code`` find this package."""
+        """Save as transformers does, and let ``trust_remote_code=True`` find this package.
+
+        The folder also gets a file modeling_hypermlp.py that imports the model from hypermlp, and its
+        configuration names that file (``auto_map``). ``AutoModelForCausalLM.from_pretrained(folder,
+        trust_remote_code=True)`` then works without importing hypermlp first; the package must be installed.
+        """
         self.config.auto_map = {
             f"Auto{kind}": f"modeling_hypermlp.HyperMLP{name}"
             for kind, name in (("Config", "Config"), ("Model", "Model"), ("ModelForCausalLM", "ForCausalLM"))
@@ -134,7 +139,20 @@ class HyperMLPPreTrainedModel(PreTrainedModel):
 
 
 class HyperMLPModel(HyperMLPPreTrainedModel):
-    """The language model without its head: token ids ``[B, T]`` to hidden states ``[B, T, D]``."""
+    """The language model without its head: token ids ``[B, T]`` to hidden states ``[B, T, D]``.
+
+    Args:
+        config: a ``HyperMLPConfig``.
+
+    Example::
+
+        import torch
+        from hypermlp.models import HyperMLPConfig, HyperMLPModel
+
+        sizes = dict(hidden_size=64, num_hidden_layers=2, max_position_embeddings=128, vocab_size=257)
+        model = HyperMLPModel(HyperMLPConfig(**sizes))
+        hidden = model(torch.randint(0, 257, (2, 32))).last_hidden_state  # [2, 32, 64]
+    """
 
     def __init__(self, config: HyperMLPConfig):
         super().__init__(config)
@@ -162,17 +180,29 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
         use_cache: bool | None = None,
         **_kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Compute the hidden states.
+        """Compute the hidden states of T new positions, after the P positions that the cache holds.
 
         Args:
             input_ids: ``[B, T]``; or inputs_embeds instead.
-            attention_mask: ``[B, P + T]``, 0 for left or right padding.
-            position_ids: ``[B or 1, T]``. Without a mask and a cache, a document begins where they do not
-                increase by 1.
-            document_ids: ``[B, T]``, equal within a packed document.
-            past_key_values: a cache that ``DynamicCache(config=model.config)`` or ``use_cache=True`` made.
+            attention_mask: ``[B, P + T]``: 1 for tokens, 0 for padding on the left or on the right.
+            position_ids: ``[B or 1, T]``, used for ``learned_positions``. Without a mask, a filled cache and
+                document_ids, a document begins where they do not increase by 1. Mixers count their own
+                positions.
+            document_ids: ``[B, T]``, equal within a packed document, which then sees no other; not with a
+                filled cache.
+            past_key_values: a cache that ``DynamicCache(config=model.config)`` or ``use_cache=True`` made; it
+                is updated in place.
             inputs_embeds: ``[B, T, D]`` in the place of input_ids.
-            use_cache: whether to return a cache.
+            use_cache: whether to return a cache. None: ``config.use_cache``.
+            kwargs: ``output_hidden_states`` and ``return_dict`` of transformers; others are ignored.
+
+        Returns:
+            ``last_hidden_state`` ``[B, T, D]`` after the final norm, ``past_key_values`` (None without a
+            cache) and, if asked for, ``hidden_states``.
+
+        Raises:
+            UserError: for wrong shapes, zeros between ones in the mask, or more than max_position_embeddings
+                positions.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise UserError("exactly one of input_ids and inputs_embeds must be given")
@@ -190,7 +220,7 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
 
     def mixers(self) -> list[SequenceMixer]:
-        """Return the sequence mixers of all layers, first to last."""
+        """Return the mixer modules of all layers, first to last; ``config.mixers`` has their names."""
         return [block.mixer for block in self.layers]  # type: ignore[misc]
 
     def _visibility(
@@ -214,17 +244,26 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
 
 
 class HyperMLPForCausalLM(HyperMLPPreTrainedModel, GenerationMixin):
-    """A causal language model around any sequence mixer, with everything transformers offers.
+    """A causal language model around any sequence mixer, as a ``PreTrainedModel`` of transformers.
 
-    ``logits = norm(blocks(embed(input_ids))) Eᵀ``, where E is the embedding matrix unless
-    ``tie_word_embeddings`` is False. ``HyperMLPConfig`` documents the blocks.
+    ``logits = norm(blocks(embed(input_ids))) Eᵀ``, where E is the embedding matrix, or a matrix of its own if
+    ``tie_word_embeddings`` is False. ``HyperMLPConfig`` documents the blocks. ``generate`` (greedy, sampling,
+    beams, assisted), ``from_pretrained`` and ``save_pretrained``, ``pipeline("text-generation")``, the
+    Trainer, gradient checkpointing and PEFT adapters work as for other models.
+
+    Args:
+        config: a ``HyperMLPConfig``.
 
     Example::
 
-        model = HyperMLPForCausalLM(HyperMLPConfig(hidden_size=64, num_hidden_layers=2, vocab_size=257))
+        import torch
+        from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
+
+        sizes = dict(hidden_size=64, num_hidden_layers=2, max_position_embeddings=128, vocab_size=257)
+        model = HyperMLPForCausalLM(HyperMLPConfig(**sizes))
         tokens = torch.randint(0, 257, (2, 32))
         loss = model(tokens, labels=tokens).loss
-        more = model.generate(tokens, max_new_tokens=8)
+        more = model.generate(tokens, max_new_tokens=8, do_sample=False)  # [2, 40]
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -253,13 +292,22 @@ class HyperMLPForCausalLM(HyperMLPPreTrainedModel, GenerationMixin):
         skip_logits: bool = False,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Compute logits and, with ``labels``, the loss; the other arguments are those of ``HyperMLPModel``.
+        """Compute logits and, with ``labels``, the loss; the other arguments are those of
+        ``HyperMLPModel.forward``.
 
         Args:
-            labels: ``[B, T]``, the tokens whose successors are predicted; -100 for none. The loss is float32.
+            labels: ``[B, T]``, aligned with input_ids (usually input_ids itself) and shifted inside: position
+                t is scored on ``labels[:, t + 1]``. -100 is no target.
             logits_to_keep: compute the logits of this many last positions, or of the positions with these
-                indices; 0 for all.
-            skip_logits: return no logits where that saves memory: the loss is then computed in chunks.
+                indices; 0, the default, for all. With labels, leave it at 0.
+            skip_logits: with labels, compute the loss in chunks and return no logits, which saves memory
+                (False). It is ignored without labels, inside torch.compile, with another ``loss_function``,
+                and if the head is an adapter, sharded, quantised or has hooks.
+
+        Returns:
+            ``loss`` (mean cross entropy in nats, None without labels), ``logits`` ``[B, T or fewer,
+            vocab_size]`` (None if skipped), ``past_key_values`` and ``hidden_states`` (None unless asked
+            for).
         """
         outputs = self.model(
             input_ids=input_ids,

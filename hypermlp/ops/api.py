@@ -29,7 +29,9 @@ def hyper_attention(
 ) -> Tensor:
     """Causal attention as a dynamic two-layer MLP, with learned mixing along the sequence.
 
-    For one head at one query, over the slots of the keys that the query sees::
+    Letters: B sequences, Tq queries, Tk keys, H heads, Hq score branches (H, or 2 H for "glu"), Dk width of
+    queries and keys, Dv width of values, L slots of a mix, r its rank, n the number of keys that a query
+    sees. For one head at one query, over the n visible keys in slot order::
 
         z = q Kᵀ                                              scores
         h = z R(mix1)                                         first mix
@@ -38,35 +40,54 @@ def hyper_attention(
           = softmax(h / sqrt(Dk))                                        "softmax"
         o = a R(mix2)ᵀ V                                      second mix, readout
 
-    where ``R(mix) = I + Diag(diag) + left Diag(gate) rightᵀ`` (see ``Mix``).
+    where ``R(mix) = I + Diag(diag) + left Diag(gate) rightᵀ`` is ``[n, n]`` (see ``Mix``). In "glu", h_gate
+    of head j is the h of branch j, and h_scale that of branch H + j. Only softmax scales its scores by 1 /
+    sqrt(Dk): in "relu" and in the gate of "glu", the norm removes any factor (up to eps), and h_scale is used
+    as it is.
 
     Args:
-        q: ``[B, Tq, Hq, Dk]``. The queries are the last Tq of the Tk positions, so decoding and chunked
-            prefill are calls of this function too.
-        k: ``[B, Tk, Hq, Dk]``. Hq is H, or 2 H for "glu": first the H gate branches, then the H scale
-            branches.
+        q: ``[B, Tq, Hq, Dk]``. The queries are the last Tq of the Tk positions (Tq <= Tk), so decoding and
+            chunked prefill are calls of this function too.
+        k: ``[B, Tk, Hq, Dk]``.
         v: ``[B, Tk, H, Dv]``.
-        mix1: mix of the scores, one per branch (its H is Hq); None for the identity.
-        mix2: mix of the activation, one per head; None for the identity.
-        activation: "relu", "glu" or "softmax".
-        layout: "lag" counts slots from the query backwards, "forward" from the first visible position.
-        starts: integers, ``[B]`` or ``[B, Tq]``: the first position that each query sees, non-decreasing
-            along the queries, between 0 and position + 1 (nothing is visible: the output is 0). ``[B]``
-            expresses left padding, ``[B, Tq]`` packed documents or a sliding window. None: every query sees
-            all positions up to its own.
-        eps: stabilises the norm of an all-zero row.
-        backend: "auto" or a name from ``available_backends()``.
+        mix1: mix of the scores, one for each of the Hq branches; None, the default, for the identity.
+        mix2: mix of the activation, one for each of the H heads; None, the default, for the identity. The
+            mixes need at least as many slots L as the most keys that a query sees: Tk without ``starts``.
+        activation: "glu" (the default), "relu" or "softmax".
+        layout: "lag" (the default) counts slots from the query backwards, "forward" from the first visible
+            position. It has no effect without mixes.
+        starts: the first position that each query sees, integers ``[B]`` or ``[B, Tq]``, counted from 0 at
+            the first key; between 0 and position + 1 (the query sees nothing, and its output is 0),
+            non-decreasing along the queries. ``[B]`` is the number of positions of left padding (at most Tk);
+            ``[B, Tq]`` describes packed documents (where the query's document begins) or a sliding window of
+            w positions (``max(0, position - w + 1)``). None: every query sees all positions up to its own.
+        eps: added to the squared norm, so that a row of zeros has one (1e-12); "softmax" has no norm.
+        backend: "auto" (the default) or a name from ``available_backends()``. A backend that is asked for by
+            name is used, or refused with the reason.
 
     Returns:
-        ``[B, Tq, H, Dv]`` in the dtype of q. float16 and bfloat16 are computed in float32; under autocast q,
-        k and v are cast to its dtype.
+        ``[B, Tq, H, Dv]`` in the dtype of q. float16 and bfloat16 are computed in float32. Under autocast, q,
+        k and v are first cast to its dtype; mixes may have the dtype of q or float32. The result is
+        differentiable in q, k, v and all tensors of both mixes.
+
+    Raises:
+        UserError: for wrong shapes, dtypes, devices, ``starts`` or names, for mixes with too few slots, and
+            for a backend that cannot run.
 
     Keys and values that no query sees must still be finite: they are multiplied by zero weights.
 
     Example::
 
-        q, k, v = torch.randn(2, 64, 4, 16), torch.randn(2, 64, 4, 16), torch.randn(2, 64, 2, 32)
-        o = hyper_attention(q, k, v, activation="glu")  # [2, 64, 2, 32]: two heads, no mixes
+        import torch
+        from hypermlp.ops import Mix, hyper_attention
+
+        B, T, H, L, r = 2, 64, 2, 128, 8
+        q, k, v = torch.randn(B, T, 2 * H, 16), torch.randn(B, T, 2 * H, 16), torch.randn(B, T, H, 32)
+        diag, left, right = torch.zeros(2 * H, L), torch.randn(2 * H, L, r), torch.randn(2 * H, L, r)
+        mix1 = Mix(diag, left, right, gate=torch.rand(B, T, 2 * H, r))
+        o = hyper_attention(q, k, v, mix1, activation="glu")  # [2, 64, 2, 32]
+        last = hyper_attention(q[:, -1:], k, v, mix1._replace(gate=mix1.gate[:, -1:]))  # decoding: one query
+        torch.testing.assert_close(last, o[:, -1:], rtol=1e-3, atol=1e-3)
     """
     if activation not in ACTIVATIONS:
         raise UserError(f"unknown activation {activation!r}; allowed: {', '.join(map(repr, ACTIVATIONS))}")

@@ -13,14 +13,24 @@ from torch import Tensor
 class Mix(NamedTuple):
     """One diagonal-plus-low-rank mix along the sequence, ``R = I + Diag(diag) + left Diag(gate) rightᵀ``.
 
-    Row ``i`` of ``diag``, ``left`` and ``right`` belongs to slot ``i``: lag ``i`` in layout "lag" (0 is the
-    query itself), the ``i``-th visible position in layout "forward". Shorter contexts use the first rows.
+    Letters: H heads, L slots, r rank, B sequences, Tq queries. For the first mix of "glu", H stands for its 2
+    H branches in all four tensors. Slots count from 0: row ``i`` of ``diag``, ``left`` and ``right`` belongs
+    to lag ``i`` in layout "lag" (0 is the query itself), to the ``i``-th visible position in layout
+    "forward". A query that sees n keys uses rows 0 to n - 1, so its R is ``[n, n]``.
 
     Attributes:
-        diag: ``[H, L]``. The first mix of "glu" has a row for each of its 2 H branches.
+        diag: ``[H, L]``.
         left: ``[H, L, r]``.
         right: ``[H, L, r]``.
-        gate: ``[B, Tq, H, r]``.
+        gate: ``[B, Tq, H, r]``, used as it is; the layers pass a sigmoid of their input.
+
+    Example::
+
+        import torch
+        from hypermlp.ops import Mix
+
+        H, L, r, B, Tq = 2, 128, 8, 1, 10
+        mix = Mix(torch.zeros(H, L), torch.randn(H, L, r), torch.randn(H, L, r), torch.rand(B, Tq, H, r))
     """
 
     diag: Tensor

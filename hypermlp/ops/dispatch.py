@@ -89,15 +89,39 @@ _override = ""  # what "auto" stands for inside ``use_backend``; torch.compile g
 
 
 def available_backends() -> list[str]:
-    """Return the names of the backends that can run on this machine, in the order in which "auto" tries
-    them.
+    """Return the names of the backends that can run on this machine, in the order in which "auto" tries them.
+
+    "native" has C++ kernels for the CPU (relu and glu) and needs a C++ compiler; the first call builds the
+    kernels, which takes seconds. "sdpa" is PyTorch's fused attention: softmax without mixes. "blocked" runs
+    anywhere, in memory linear in the length. "reference" is the definition: it runs anywhere, and is the only
+    one with second derivatives.
+
+    Example::
+
+        from hypermlp.ops import available_backends
+
+        assert "reference" in available_backends()
     """
     return [name for name, backend in BACKENDS.items() if backend.unavailable() is None]
 
 
 @contextlib.contextmanager
 def use_backend(name: str) -> Iterator[None]:
-    """Make "auto" stand for this backend within the context. Compiled functions are compiled again for it."""
+    """Make "auto" stand for the backend ``name`` inside a ``with`` block.
+
+    Calls and layers that name a backend themselves are not affected. Compiled functions are compiled again
+    for it. If the backend is unknown or cannot run, the calls inside the block raise UserError.
+
+    Example::
+
+        import torch
+        from hypermlp import HyperGLU
+        from hypermlp.ops.dispatch import use_backend
+
+        layer, x = HyperGLU(64, max_length=128), torch.randn(1, 20, 64)
+        with use_backend("reference"):
+            y = layer(x)
+    """
     global _override
     before, _override = _override, name
     try:

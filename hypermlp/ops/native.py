@@ -41,9 +41,22 @@ def _check_scratch_limit() -> None:
 
 
 def scratch_peak() -> int:
-    """Return the peak of the kernels' scratch memory in bytes since the last call, and free that memory.
+    """Return the peak of the CPU kernels' scratch memory in bytes since the last call, and reset it.
 
-    PyTorch's allocator does not count this memory.
+    The number is the sum over all threads. Each thread keeps its scratch memory between calls of the
+    operator; after this call it frees that memory when it next runs a kernel. PyTorch's allocator does not
+    count it.
+
+    Raises:
+        BuildError: if the kernels of backend "native" cannot be built or loaded.
+
+    Example::
+
+        from hypermlp.ops import available_backends
+        from hypermlp.ops.native import scratch_peak
+
+        if "native" in available_backends():
+            print(scratch_peak(), "bytes")
     """
     function = ctypes.CDLL(str(load())).hypermlp_scratch_peak
     function.restype = ctypes.c_int64

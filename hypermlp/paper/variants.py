@@ -7,7 +7,28 @@ STEPS_PER_EVALUATION = 500
 
 
 class PaperRow(NamedTuple):
-    """One row of Table 1. Accuracies are percentages on the full MAD grid."""
+    """One row of Table 1 of "HyperMLP: An Integrated Perspective for Sequence Modeling".
+
+    Attributes:
+        compression: accuracy on MAD's task of that name. This and the next five are percentages, each a mean
+            over the task's settings in MAD's full grid (66 settings in all).
+        fuzzy_recall: accuracy on fuzzy in-context recall.
+        in_context_recall: accuracy on in-context recall.
+        memorization: accuracy on memorization.
+        noisy_recall: accuracy on noisy in-context recall.
+        selective_copying: accuracy on selective copying.
+        mad_average: mean of the six accuracies.
+        loss: language-modelling loss, in nats per token, of NanoGPT with 124M parameters.
+        evaluations_below: how many evaluations the loss took to fall below 3.3, 3.2, 3.1 and 3.0; None if it
+            never did. Evaluations are 500 steps apart.
+
+    Example::
+
+        from hypermlp.label import PAPER_ROWS
+
+        row = PAPER_ROWS["G-cg-q-12o"]
+        print(row.loss, row.evaluations_below)  # 2.9865 (8, 13, 22, 58)
+    """
 
     compression: float
     fuzzy_recall: float
@@ -17,10 +38,7 @@ class PaperRow(NamedTuple):
     selective_copying: float
     mad_average: float
     loss: float
-    """Language-modelling loss of NanoGPT with 124M parameters."""
     evaluations_below: tuple[int | None, int | None, int | None, int | None]
-    """Evaluations, STEPS_PER_EVALUATION apart, until the loss is below each of LOSS_THRESHOLDS; None if it
-    never is."""
 
 
 PAPER_ROWS = {
