@@ -106,9 +106,9 @@ class SequenceMixer(nn.Module):
             rollback: how many of the latest positions ``state.crop`` can remove again in a layer with a
                 convolution, which needs earlier inputs (128). Without a convolution, any number can be
                 removed; in a recurrence, none.
-            capacity: make a state of fixed size that holds this many positions (a ``StaticState``): a step has
-                the same shapes and addresses at every position, for torch.compile and CUDA graphs. None,
-                the default, makes a state that grows.
+            capacity: make a state of fixed size that holds this many positions (a ``StaticState``): a step
+                has the same shapes and addresses at every position, for torch.compile and CUDA graphs.
+                None, the default, makes a state that grows.
 
         Returns:
             a ``DecodingState``; for a ``Mixer``, a ``MixerState``.
