@@ -21,14 +21,17 @@ def changed_arguments(change):
     Only this function depends on how ``trace`` takes its arguments.
     """
 
-    return {"trace": lambda arguments: CORRECT.trace(arguments._replace(**change(arguments)))}
+    def trace(arguments, *maps):
+        return CORRECT.trace(arguments._replace(**change(arguments)), *maps)
+
+    return {"trace": trace}
 
 
 def changed_output(change):
     """Return ``trace`` with the output replaced by ``change(output)``."""
 
-    def trace(arguments):
-        found = CORRECT.trace(arguments)
+    def trace(arguments, *maps):
+        found = CORRECT.trace(arguments, *maps)
         return found._replace(output=change(found.output))
 
     return {"trace": trace}
