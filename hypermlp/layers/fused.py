@@ -290,7 +290,7 @@ def fused_layer(layer: "Mixer", x: Tensor, visibility: Visibility) -> Tensor:
         *(x, layer.k_conv, layer.v_conv),
         *(layer.q_proj.weight, layer.k_proj.weight, layer.v_proj.weight, layer.o_proj.weight),
         *(gates.weight, gates.bias, *mixes[0], *mixes[1]),
-        *(visibility.rows, visibility.reach, config.num_heads, *gates.offsets()),
+        *(visibility.rows, visibility.reach, config.num_heads, *gates.offsets),
         *(config.activation, config.layout, config.eps),
     )
     if not torch.is_grad_enabled():

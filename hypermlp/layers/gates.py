@@ -32,6 +32,7 @@ class Gates(nn.Module):
     def __init__(self, config: MixerConfig):
         super().__init__()
         self.shapes = gate_shapes(config)
+        self.offsets = gate_offsets(self.shapes)
         linear = nn.Linear(config.hidden_size, sum(math.prod(shape) for shape in self.shapes.values()))
         self.weight, self.bias = linear.weight, linear.bias
 
@@ -67,15 +68,13 @@ class Gates(nn.Module):
         parts = fused.split([math.prod(shape) for shape in self.shapes.values()], dim=-1)
         return dict(zip(self.shapes, parts, strict=True))
 
-    def offsets(self) -> tuple[int, int, int, int]:
-        """Return the first column of the query, output, first and second mix gates in W.
 
-        -1 for an absent one.
-        """
-        found, column = dict.fromkeys(GateValues._fields, -1), 0
-        for name, shape in self.shapes.items():
-            found[name], column = column, column + math.prod(shape)
-        return found["query"], found["output"], found["mix1"], found["mix2"]
+def gate_offsets(shapes: dict[str, tuple[int, ...]]) -> tuple[int, int, int, int]:
+    """Return the first column of the query, output, first and second mix gates in W; -1 for an absent one."""
+    found, column = dict.fromkeys(GateValues._fields, -1), 0
+    for name, shape in shapes.items():
+        found[name], column = column, column + math.prod(shape)
+    return found["query"], found["output"], found["mix1"], found["mix2"]
 
 
 def gate_shapes(config: MixerConfig) -> dict[str, tuple[int, ...]]:

@@ -25,8 +25,16 @@ if TYPE_CHECKING:
 MAX_POSITIONS = 4  # of a sequence: the kernel takes them one by one
 MAX_ROWS = 32  # of the batch: for more, ordinary matrix products are faster
 NO_OFFSETS = (-1, -1, -1, -1)
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj")
+PARTS: dict[str, type] = {
+    **dict.fromkeys(LINEAR, nn.Linear),
+    "gates": Gates,
+    "mix1": SequenceMix,
+    "mix2": SequenceMix,
+}
 
-_MIXES = ", ".join(f"Tensor? {field}{index}" for index in (1, 2) for field in ("diag", "left", "right"))
+MIX_FIELDS = ("diag", "left", "right")
+_MIXES = ", ".join(f"Tensor? {field}{index}" for index in (1, 2) for field in MIX_FIELDS)
 _SCHEMA = (
     "(Tensor x, Tensor(a!)? history, SymInt past_inputs, Tensor? k_conv, Tensor? v_conv, "
     "Tensor q_weight, Tensor k_weight, Tensor v_weight, Tensor o_weight, "
@@ -63,14 +71,13 @@ def steps_natively(layer: "Mixer", x: Tensor) -> bool:
         return False
     if autocast_enabled(x.device.type) or modules._global_forward_hooks or modules._global_forward_pre_hooks:
         return False
-    linear = (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj)
-    parts: list[tuple[nn.Module, type]] = [(part, nn.Linear) for part in linear]
-    parts += [(layer.gates, Gates)] if layer.gates is not None else []
-    mixes = (mix for mix in (layer.mix1, layer.mix2) if mix is not None)
-    if not all(is_plain(part, kind) and part.weight.dtype == x.dtype for part, kind in parts):
-        return False
-    if not all(is_plain(mix, SequenceMix) for mix in mixes):
-        return False
+    for name, kind in PARTS.items():
+        part = layer._modules.get(name)
+        if part is None:
+            continue
+        weight = part._parameters.get("weight")
+        if not is_plain(part, kind) or (weight is not None and weight.dtype != x.dtype):
+            return False
     mixed = config.mix1 or config.mix2
     return can_run(layer.backend, Request("step", x.device.type, x.dtype, config.activation, mixed))
 
@@ -86,23 +93,25 @@ def is_plain(part: nn.Module, kind: type) -> bool:
 
 def native_step(layer: "Mixer", x: Tensor, state: MixerState, visibility: Visibility) -> Tensor:
     """Compute ``layer.mix``; the state's rows are written in place and still have to be committed."""
-    config, gates = layer.config, layer.gates
+    # Submodules and parameters are read from their dictionaries: attributes of nn.Module are slow.
+    config, parts, own = layer.config, layer._modules, layer._parameters
     state.check_kind("keys", x)
     keys, _ = state.room("keys", x, (config.num_branches, config.qk_dim))
     values, past = state.room("values", x, (config.num_heads, config.vo_dim))
     history, past_inputs = None, 0
     if config.conv:
         history, past_inputs = state.room("inputs", x, x.shape[2:], needed=config.conv_kernel - 1)
-    parameters = [
-        (None, None, None) if mix is None else (mix.diag, mix.left, mix.right)
-        for mix in (layer.mix1, layer.mix2)
-    ]
+    mixes: list[Tensor | None] = []
+    for name in ("mix1", "mix2"):
+        mix = parts.get(name)
+        mixes += (None, None, None) if mix is None else (mix._parameters[field] for field in MIX_FIELDS)
+    gates: Any = parts.get("gates")
     out: Tensor = call(
         _native_step,
-        *(x, history, past_inputs, layer.k_conv, layer.v_conv),
-        *(layer.q_proj.weight, layer.k_proj.weight, layer.v_proj.weight, layer.o_proj.weight),
-        *((None, None, *NO_OFFSETS) if gates is None else (gates.weight, gates.bias, *gates.offsets())),
-        *(keys, values, past, *parameters[0], *parameters[1]),
+        *(x, history, past_inputs, own.get("k_conv"), own.get("v_conv")),
+        *(parts[name]._parameters["weight"] for name in LINEAR),  # type: ignore[union-attr]
+        *((None, None, *NO_OFFSETS) if gates is None else (gates.weight, gates.bias, *gates.offsets)),
+        *(keys, values, past, *mixes),
         *(visibility.rows, visibility.reach, config.activation, config.layout, config.eps),
     )
     # Autograd learns what was written, so that a backward that saved it refuses instead of being wrong.

@@ -79,7 +79,7 @@ def test_opcheck():
         reach = torch.tensor([[8, 9], [5, 6]])
         arguments = (new, history, past, layer.k_conv, layer.v_conv, *weights, layer.gates.bias)
         caches = (keys, values, 7)
-        gates = layer.gates.offsets()
+        gates = layer.gates.offsets
         checks = torch.library.opcheck(
             torch.ops.hypermlp.native_step.default,
             (*arguments, *gates, *caches, *parameters, starts, reach, "glu", "lag", 1e-12),
