@@ -101,6 +101,7 @@ def test_the_learning_rates_of_cpu_mini_are_the_tuned_ones():
 
 
 @pytest.mark.parametrize("recipe", ["lm-340m", "lm-1.3b"])
+@pytest.mark.thorough
 def test_what_the_large_runs_need(recipe, capsys):
     assert main(["plan", recipe, "--count", "8"]) == 0
     _, needs = capsys.readouterr().out.strip().split("\n", 1)

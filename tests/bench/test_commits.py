@@ -19,6 +19,7 @@ def checkout():
         pytest.skip("the tests do not run in a git checkout")
 
 
+@pytest.mark.thorough
 def test_this_tree_against_a_commit(checkout):
     with commits.worktree("HEAD") as tree:
         rows = commits.compare(tree, SMALL, seconds=20)

@@ -88,6 +88,7 @@ def test_info_for_people(capsys):
     assert "blocked" in out
 
 
+@pytest.mark.thorough
 def test_bench_op_writes_a_table_and_a_record(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(idle, "busy_processes", dict)
     path = tmp_path / "bench.json"

@@ -105,6 +105,7 @@ def test_in_a_browser(page, browser, screen):
     assert view.locator("#routing-map").is_visible()
 
 
+@pytest.mark.thorough
 def test_a_resting_pointer_does_not_disturb_the_keys(page, browser):
     """Text that scrolls under a resting pointer is not chosen."""
     view = browser(page, "phone")

@@ -244,6 +244,7 @@ def test_layers_without_such_a_state():
 
 @pytest.mark.parametrize("label", SOME)
 @pytest.mark.parametrize("starts", [None, torch.tensor([0, 4, 9])], ids=["whole", "padded"])
+@pytest.mark.thorough
 def test_100_tokens_take_one_compilation(label, starts, compiler):
     layer, x, state = setup(label, length=110, max_length=110, capacity=110)
     expected = layer(x, starts=starts)
@@ -263,6 +264,7 @@ def test_100_tokens_take_one_compilation(label, starts, compiler):
     assert counter.frame_count == 1
 
 
+@pytest.mark.thorough
 def test_generated_code_gives_the_same_numbers(compiler):
     layer, x, state = setup()
     compiled = compiler(layer, fullgraph=True)

@@ -35,6 +35,7 @@ def results(wanted, folder, **where):
     return list(run_cells(run_cell, wanted, folder, Local(**where), on_progress=on_progress)), reported
 
 
+@pytest.mark.thorough
 def test_cells_are_recorded_and_not_run_again(tmp_path):
     first, reported = results(smoke(), tmp_path, jobs=2, threads=1)
     assert len(first) == 2

@@ -39,6 +39,7 @@ def test_chunked_prefill_and_a_larger_cache(settings, ids):
 
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("label", LABELS)
+@pytest.mark.thorough
 def test_100_tokens_take_one_compilation(label, learned, compiler):
     model = build(label, max_position_embeddings=120, learned_positions=learned)
     ids, mask = padded(torch.randint(0, 61, (3, 120)))
@@ -54,6 +55,7 @@ def test_100_tokens_take_one_compilation(label, learned, compiler):
     assert cache.get_seq_length() == 120
 
 
+@pytest.mark.thorough
 def test_generate_compiles_once(ids, compiler):
     """Greedy with padding: the mask that grows with the tokens is not passed on."""
     model = build(max_position_embeddings=120, num_hidden_layers=1)

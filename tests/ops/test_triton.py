@@ -42,6 +42,7 @@ def run_alone(file, marker, interpret):
     ("file", "interpret"),
     [("triton_interpreted.py", True), ("triton_kernels.py", True), ("triton_compiled.py", False)],
 )
+@pytest.mark.thorough
 def test_fast_part(file, interpret):
     run_alone(file, "not slow", interpret)
 

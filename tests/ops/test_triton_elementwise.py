@@ -22,9 +22,11 @@ def run_apart(file, **environment):
     assert "[100%]" in done.stdout, done.stdout
 
 
+@pytest.mark.thorough
 def test_interpreted():
     run_apart("tests/ops/triton_elementwise.py", TRITON_INTERPRET="1")
 
 
+@pytest.mark.thorough
 def test_compiled():
     run_apart("tests/ops/triton_resources.py", TRITON_DEFAULT_FP_FUSION="1")

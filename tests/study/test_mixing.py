@@ -55,6 +55,7 @@ def test_names_of_rows():
 
 
 @pytest.mark.usefixtures("server")
+@pytest.mark.thorough
 def test_the_new_rows_train(tmp_path, monkeypatch):
     smoke = dataclasses.replace(
         SIZES["smoke"], rows=("S-p+canon", "fox"), mad="", rates=(1e-3, 2e-3), seeds=(2,)

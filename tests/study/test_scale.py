@@ -134,6 +134,7 @@ def test_the_page_in_a_browser(made_up, tmp_path, browser, size):
 
 
 @pytest.mark.usefixtures("server")
+@pytest.mark.thorough
 def test_the_smoke_plan(tmp_path, capsys):
     command = ["study", "scale", "--plan", "smoke", "--points", "small", "middle", "large"]
     options = ["--out", str(tmp_path), "--jobs", "2", "--threads", "1"]
