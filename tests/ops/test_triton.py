@@ -29,7 +29,7 @@ needs_triton = pytest.mark.skipif(
 )
 
 
-def run_alone(file, marker, interpret):
+def check_alone(file, marker, interpret):
     environment = os.environ | {"TRITON_INTERPRET": "1" if interpret else "0"}
     command = [sys.executable, "-m", "pytest", "-q", "-m", marker, str(HERE / file)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=HERE.parents[1])
@@ -44,7 +44,7 @@ def run_alone(file, marker, interpret):
 )
 @pytest.mark.thorough
 def test_fast_part(file, interpret):
-    run_alone(file, "not slow", interpret)
+    check_alone(file, "not slow", interpret)
 
 
 @needs_triton
@@ -54,7 +54,7 @@ def test_fast_part(file, interpret):
     [("triton_interpreted.py", True), ("triton_kernels.py", True), ("triton_compiled.py", False)],
 )
 def test_slow_part(file, interpret):
-    run_alone(file, "slow", interpret)
+    check_alone(file, "slow", interpret)
 
 
 @pytest.fixture

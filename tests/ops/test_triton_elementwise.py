@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("triton")
 
 
-def run_apart(file, **environment):
+def check_apart(file, **environment):
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", file]
     settings = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | environment
     root = Path(__file__).parents[2]
@@ -24,9 +24,9 @@ def run_apart(file, **environment):
 
 @pytest.mark.thorough
 def test_interpreted():
-    run_apart("tests/ops/triton_elementwise.py", TRITON_INTERPRET="1")
+    check_apart("tests/ops/triton_elementwise.py", TRITON_INTERPRET="1")
 
 
 @pytest.mark.thorough
 def test_compiled():
-    run_apart("tests/ops/triton_resources.py", TRITON_DEFAULT_FP_FUSION="1")
+    check_apart("tests/ops/triton_resources.py", TRITON_DEFAULT_FP_FUSION="1")

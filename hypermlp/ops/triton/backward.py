@@ -34,9 +34,9 @@ class RowFactors(NamedTuple):
     """
 
     scores: Tensor | None = None
-    """Of the gradient of the scores, ``[B * G, Tq]``."""
+    """The factor of each row of the gradient of the scores, ``[B * G, Tq]``."""
     weights: Tensor | None = None
-    """Of the weights, ``[B * H, Tq]``; None for 1."""
+    """The factor of each row of the weights, ``[B * H, Tq]``; None for 1."""
 
 
 class MixGrad:
