@@ -9,7 +9,10 @@ The paper is "HyperMLP: An Integrated Perspective for Sequence Modeling". Where 
     hypermlp.models.HyperMLPForCausalLM   a Hugging Face language model (needs pip install 'hypermlp[train]')
     hypermlp.mad                          the MAD benchmark: six synthetic tasks
     hypermlp.inspect.capture              every intermediate result of a layer
-    hypermlp.costs.mixer                  parameters, FLOPs and decoding memory of a layer
+    hypermlp.costs.mixer                  a module with parameter counts, FLOPs and decoding memory of layers
+
+``import hypermlp`` loads ``ops``, ``layers``, ``label`` and ``errors``. Import the others by name, for
+example ``from hypermlp.inspect import capture``.
 
 Glossary:
 
@@ -24,7 +27,8 @@ Glossary:
                   activated scores before the values are read
     register      a learned input vector that every position sees in addition to its context
 
-Wrong arguments raise ``hypermlp.errors.UserError``, a ``ValueError``.
+Wrong values of arguments raise ``hypermlp.errors.UserError``, a ``ValueError``; an unknown keyword of a
+function raises ``TypeError``, as usual in Python.
 
 Example::
 

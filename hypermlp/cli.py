@@ -43,12 +43,19 @@ COMMANDS = {
     "mad compare": Command("run the MAD benchmark for several mixers", "hypermlp mad compare S-p G-cg-q-12o"),
     "mad show": Command("show a MAD task and an example of it", "hypermlp mad show compression"),
     "study run": Command("train the paper's 33 variants, or some of them", "hypermlp study run --size smoke"),
-    "study tune": Command("compare learning rates for the study", "hypermlp study tune --jobs 2"),
+    "study tune": Command(
+        "train some of the variants at four learning rates", "hypermlp study tune --jobs 2"
+    ),
     "study report": Command("write the study's page", "hypermlp study report runs/study-mini"),
-    "study scale": Command("train several sizes and fit lines", "hypermlp study scale --plan smoke"),
+    "study scale": Command(
+        "train models of several sizes and fit loss against size", "hypermlp study scale --plan smoke"
+    ),
     "study figure": Command("draw the learning curves", "hypermlp study figure runs/study-headline"),
     "verify": Command("measure the paper's statements on the real layer", "hypermlp verify --only lag"),
-    "inspect": Command("show a model's memory on a page", "hypermlp inspect runs/demo --prompt 'def f(x):'"),
+    "inspect": Command(
+        "write a page that shows which tokens each token of a text uses",
+        "hypermlp inspect runs/demo --prompt 'def f(x):'",
+    ),
     "bench op": Command(
         "time and memory of operator and layer against PyTorch's fused softmax attention",
         "hypermlp bench op --batch 1 --length 4096 --json bench.json",

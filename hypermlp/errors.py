@@ -4,7 +4,7 @@
 class UserError(ValueError):
     """The input is wrong. The message states the offending value, the allowed values and what to do.
 
-    The whole package raises it for wrong arguments, before any work starts. It is a ``ValueError``, so
+    The package raises it for wrong values of arguments, before any work starts. It is a ``ValueError``, so
     ``except ValueError`` catches it too. The command line prints the message alone; any other exception is a
     bug and keeps its traceback.
 

@@ -6,7 +6,8 @@ rank      q divides the width of queries and keys by ``compression`` (4), v that
           a side that is not named has the full width ``hidden_size``
 mix       1 mixes before the activation, 2 after it, 12 both. A following o puts the slots in lag order
           (slot 0 is the newest position); without it the layout is "forward" (slot 0 is the oldest)
-!         the last character: the label has gates or mixes at full width, so more parameters than attention
+!         the last character: neither q nor v pays for the gates or mixes, so the layer has more parameters
+          than attention. A mix without q or v needs it; for the feature g alone it is optional
 
 An empty part is left out together with its hyphen: "S" is plain softmax attention, "S-p" has RoPE, "R-c-q"
 has no mix, "R-12o!" has no features and full width. "G-cg-q-12o" is HyperGLU: glu (G), convolution (c) and

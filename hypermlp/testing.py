@@ -5,6 +5,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from hypermlp.errors import UserError
 from hypermlp.ops import Mix
 
 
@@ -50,7 +51,30 @@ def op_inputs(
     device: str = "cpu",
     seed: int = 0,
 ) -> OpInputs:
-    """Return random inputs as a trained layer has them: scores of order one, mixes that matter."""
+    """Return random inputs like those of a trained layer: scores of order one, and mixes with large effects.
+
+    Args:
+        batch, queries, heads, qk_dim, vo_dim, rank: the sizes.
+        keys: number of keys, at least ``queries`` (None: as many as queries).
+        slots: number of slots that the mixes have, at least ``keys`` (None: as many as keys).
+        activation: "glu" gives q, k and the first mix two branches for each head.
+        mixes: which mixes to make: "", "1", "2" or "12".
+        dtype, device, seed: of the tensors and of the random numbers, which are drawn in float64 on the CPU.
+
+    Returns:
+        an ``OpInputs``, to be passed on as ``hyper_attention(*inputs, activation=activation)``.
+
+    Example::
+
+        from hypermlp.ops import hyper_attention
+        from hypermlp.testing import assert_close, op_inputs
+
+        inputs = op_inputs(queries=7, keys=12)
+        expected = hyper_attention(*inputs, backend="reference")
+        assert_close(hyper_attention(*inputs, backend="blocked"), expected, tolerance=1e-10)
+    """
+    if mixes not in ("", "1", "2", "12"):
+        raise UserError(f"mixes is {mixes!r}; it must be '', '1', '2' or '12'")
     keys = queries if keys is None else keys
     slots = keys if slots is None else slots
     generator = torch.Generator().manual_seed(seed)
@@ -107,9 +131,20 @@ def assert_close(
 ) -> None:
     """Raise unless ``actual`` agrees with ``expected``, as a whole and element by element.
 
-    As a whole, the relative error may be at most ``tolerance``. Each element may be off by 1,000 times that
-    relative to itself, or by a thousandth of it relative to the largest element (but a few roundings at
-    least): this finds errors in rows that are small beside others.
+    With a = ``actual``, e = ``expected`` and M the larger of max|e| and ``floor``, both must hold::
+
+        max|a - e| <= tolerance * M
+        |a - e| <= 1000 * tolerance * |e| + max(tolerance / 1000 * M, 256 * eps * max(M, 1))  for each element
+
+    where eps is the rounding of the dtype of ``actual``. The second line finds errors in rows that are small
+    beside others.
+
+    Args:
+        floor: the smallest magnitude that errors are measured against, for results that may be all zero.
+        what: name of the result in the message.
+
+    Raises:
+        AssertionError: if one does not hold, if the shapes differ, or if a number is not finite.
     """
     error = relative_error(actual, expected, floor=floor)
     if not error <= tolerance:
@@ -131,8 +166,15 @@ def assert_close(
 def assert_no_worse(
     actual: Tensor, plain: Tensor, exact: Tensor, *, factor: float = 2.0, what: str = "result"
 ) -> None:
-    """Raise unless ``actual`` is as near to ``exact`` as plain PyTorch in that dtype, within ``factor`` (and
-    a few roundings).
+    """Raise AssertionError unless the error of ``actual`` is at most ``factor`` times that of plain PyTorch.
+
+    Four roundings in the dtype of ``actual`` are allowed on top. Errors are those of ``relative_error``.
+
+    Args:
+        actual: the result to judge.
+        plain: the same computation in plain PyTorch, in the same dtype.
+        exact: the same computation in float64.
+        what: name of the result in the message.
     """
     error, allowed = relative_error(actual, exact), factor * relative_error(plain, exact)
     rounding = 4 * torch.finfo(actual.dtype).eps

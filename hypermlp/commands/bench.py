@@ -190,7 +190,10 @@ def table_command(args: Args) -> None:
     Argument("--recipe", default="cpu-mini", help="recipe of model, data and batch (default: cpu-mini)"),
     SET,
     Argument(
-        "--mixer", nargs="+", metavar="NAME", help="measure all costs of these mixers, or of all, instead"
+        "--mixer",
+        nargs="+",
+        metavar="NAME",
+        help="measure time, FLOPs, parameters, state and memory of these mixers (or all) instead",
     ),
     Argument(
         "--rivals",

@@ -25,7 +25,7 @@ from hypermlp.models.loading import model_folder
         "checkpoints",
         nargs="*",
         metavar="CHECKPOINT",
-        help="runs, folders of save_pretrained, or names on the hub",
+        help="runs, folders of save_pretrained, or names on the hub; none only with --fetch",
     ),
     Argument(
         "--suite",

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hypermlp.commands.shared import WORKERS, Args, Argument, chosen_workers, command
+from hypermlp.commands.shared import WORKERS, Args, Argument, choices, chosen_workers, command
 from hypermlp.errors import UserError
 from hypermlp.jobs.cells import run_with_progress
 from hypermlp.layers.registry import chosen_mixers
@@ -16,24 +16,30 @@ from hypermlp.mad.tasks import TASKS, find_task, generate
 from hypermlp.mad.training import run_cell
 
 SHOWN = 24  # tokens in a line of `mad show`
+SWITCH_HELP = {
+    "schedule": "of the learning rate",
+    "score": "which evaluation counts",
+    "accuracy": "mean over classes or positions",
+    "precision": "of the training",
+}
 
 
 RUN_OPTIONS = (
     Argument("--task", nargs="+", default=["all"], help="names of tasks, or all (default)"),
     Argument(
-        "--grid", default="mini", help="; ".join(f"{name}: {grid.about}" for name, grid in GRIDS.items())
+        "--grid", default="mini", help=choices({name: grid.about for name, grid in GRIDS.items()}, "mini")
     ),
     Argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="change every cell, such as num_train=51200, learning_rate=5e-4 or width=64",
+        help="change the settings, such as num_train=51200, learning_rate=5e-4 or width=64",
     ),
-    Argument("--out", default="runs/mad", metavar="FOLDER", help="folder of the records (default: runs/mad)"),
+    Argument("--out", default="runs/mad", metavar="FOLDER", help="folder of the results (default: runs/mad)"),
     *WORKERS,
     *(
-        Argument(f"--{name}", choices=allowed, help="default: the grid's; see docs/mad.md")
+        Argument(f"--{name}", choices=allowed, help=f"{SWITCH_HELP[name]} (default: the grid's)")
         for name, allowed in SWITCHES.items()
     ),
 )
@@ -98,7 +104,7 @@ def show_command(args: Args) -> None:
     task = find_task(args.task)
     print(inspect.getdoc(task.make))
     baseline = ", ".join(f"{name} {getattr(task.baseline, name)}" for name in task.changes)
-    print(f"\nbaseline: {baseline}\n")
+    print(f"\ndefault settings: {baseline}\n")
     print(f"an example of the {args.split} split, targets below inputs, - where nothing is scored:\n")
     example = generate(args.task, split=args.split, num_train=1, num_test=1)
     inputs, targets = (part[0].tolist() for part in example)

@@ -16,7 +16,9 @@ from hypermlp.errors import UserError
     SET,
     Argument("--gpu", default="h100", choices=sorted(GPUS), help="type of GPU (default: h100)"),
     Argument("--count", type=int, default=1, help="number of GPUs (default: 1)"),
-    Argument("--nodes", type=int, help="number of machines (default: with eight GPUs in each)"),
+    Argument(
+        "--nodes", type=int, help="number of machines (default: the fewest with at most eight GPUs each)"
+    ),
     Argument(
         "--utilisation",
         type=float,

@@ -44,16 +44,33 @@ def command(*arguments: Argument) -> Callable[[Main], Implementation]:
 
 
 CHECKPOINT = Argument("checkpoint", help="a folder with a model, or a run of `hypermlp train`")
-SET = Argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe")
-VOCAB = Argument("--vocab", type=int, help="size of the tokenizer, if its name does not determine it")
-PRINT_JSON = Argument("--json", choices=("-",), help="print the numbers as JSON")
-WORKERS = (  # where cells run, and with how many threads and GPUs
-    Argument("--jobs", type=int, default=1, help="cells that run at once (default: 1)"),
-    Argument("--threads", type=int, help="threads of each cell (default: all cores, shared)"),
-    Argument("--device", default="cpu", help="device of local cells (default: cpu)"),
-    Argument("--cluster", metavar="ADDRESS", nargs="?", const="auto", help="run on a Ray cluster instead"),
-    Argument("--gpus", type=float, default=0, help="GPUs of each cell on the cluster (default: 0)"),
+SET = Argument(
+    "--set",
+    action="append",
+    default=[],
+    metavar="KEY=VALUE",
+    help="change a key of the recipe; may be repeated",
 )
+VOCAB = Argument("--vocab", type=int, help="size of the tokenizer, if its name does not determine it")
+PRINT_JSON = Argument("--json", nargs="?", const="-", choices=("-",), help="print JSON instead of a table")
+WORKERS = (  # where trainings run, and with how many threads and GPUs
+    Argument("--jobs", type=int, default=1, help="trainings that run at once (default: 1)"),
+    Argument("--threads", type=int, help="threads of each training (default: cores / --jobs)"),
+    Argument("--device", default="cpu", help="device on this machine (default: cpu)"),
+    Argument(
+        "--cluster",
+        metavar="ADDRESS",
+        nargs="?",
+        const="auto",
+        help="run on a Ray cluster, not on this machine",
+    ),
+    Argument("--gpus", type=float, default=0, help="GPUs of each training there (default: 0)"),
+)
+
+
+def choices(about: dict[str, str], default: str) -> str:
+    """Return a help text that lists named choices with their descriptions."""
+    return "; ".join(f"{name}{' (default)' * (name == default)} = {text}" for name, text in about.items())
 
 
 def chosen_workers(args: Args) -> Workers:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hypermlp.commands.shared import WORKERS, Args, Argument, chosen_workers, command
+from hypermlp.commands.shared import WORKERS, Args, Argument, choices, chosen_workers, command
 from hypermlp.jobs.cells import run_with_progress
 from hypermlp.mad.mixers import check_mixers
 from hypermlp.mad.protocol import cells, find_grid
@@ -17,13 +17,18 @@ from hypermlp.study.summary import read_study, summary
 from hypermlp.study.tuning import tuning_table
 
 COLUMNS = ("lm", "mad")
+POINTS = [point.name for point in scale.PLANS["full"]]
 
 
 def common_options(folder: str) -> tuple[Argument, ...]:
-    sizes = "; ".join(f"{name}: {size.about}" for name, size in SIZES.items())
+    sizes = choices({name: size.about for name, size in SIZES.items()}, "mini")
     return (
         Argument("--size", default="mini", help=sizes),
-        Argument("--out", metavar="FOLDER", help=f"folder of the records (default: {folder})"),
+        Argument(
+            "--out",
+            metavar="FOLDER",
+            help=f"folder of the results, one JSON record per training (default: {folder})",
+        ),
         *WORKERS,
     )
 
@@ -63,7 +68,7 @@ def run_command(args: Args) -> None:
         "--labels",
         nargs="+",
         default=TUNING_ROWS,
-        help=f"rows (default: {' '.join(TUNING_ROWS)}, which no claim uses)",
+        help=f"labels to tune (default: {' '.join(TUNING_ROWS)}, which the tested claims do not compare)",
     ),
     *common_options("runs/study-SIZE-tuning"),
 )
@@ -114,7 +119,12 @@ def figure_command(args: Args) -> None:
 
 @command(
     Argument("--plan", default="full", choices=scale.PLANS, help="smoke: seconds, for tests"),
-    Argument("--points", nargs="+", default=[], help="sizes by name (default: those with tuned rates)"),
+    Argument(
+        "--points",
+        nargs="+",
+        default=[],
+        help=f"sizes: {', '.join(POINTS)} (default: those whose rates are tuned)",
+    ),
     Argument("--out", default="runs/scale", metavar="FOLDER", help="default: runs/scale"),
     Argument(
         "--headline",

@@ -3,18 +3,18 @@
 from pathlib import Path
 
 from hypermlp.commands.shared import Args, Argument, command
-from hypermlp.train.recipe import load_recipe
+from hypermlp.train.recipe import load_recipe, recipe_names
 from hypermlp.train.run import is_main_process, train
 
 
 @command(
-    Argument("recipe", help="a YAML file, or the name of one in recipes/"),
+    Argument("recipe", help=f"a YAML file, or {', '.join(recipe_names())}"),
     Argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="change a key of the recipe, such as training.steps=100",
+        help="change a key of the recipe, such as training.steps=100; may be repeated",
     ),
     Argument("--out", metavar="FOLDER", help="folder of the run (default: runs/NAME)"),
     Argument(

@@ -2,7 +2,7 @@
 
 import json
 
-from hypermlp.commands.shared import Args, Argument, command
+from hypermlp.commands.shared import PRINT_JSON, Args, Argument, command
 from hypermlp.errors import UserError
 from hypermlp.reporting.records import check_writable, write_text
 from hypermlp.theory.verify import INTRODUCTION, run, select, table
@@ -16,7 +16,7 @@ from hypermlp.theory.verify import INTRODUCTION, run, select, table
         metavar="WORD",
         help="run the checks whose name or statement contains one of these words (default: all)",
     ),
-    Argument("--json", choices=("-",), help="print a list of JSON objects instead of a table"),
+    PRINT_JSON,
     Argument("--doc", metavar="FILE", help="also write the table, with an introduction, to a file"),
 )
 def main(args: Args) -> None:

@@ -23,15 +23,15 @@ from hypermlp.ops.reference import Trace, trace
 
 @dataclass(frozen=True)
 class Capture:
-    """Every intermediate result of one layer on one input, detached; ``capture`` returns it.
+    """Every intermediate result of one layer on one input; ``capture`` returns it.
 
     Letters: B sequences, T positions, D hidden size, H heads, G branches (2 H for "glu": head j has gate
     branch j and scale branch H + j; otherwise H), S = T slots, K = T keys, Dk and Dv widths of a branch and a
     head, n the number of slots that exist at a position. Positions and slots count from 0. In layout "lag",
     slot i of position t is key t - i; in "forward", slot i is the i-th visible key. With registers, the first
     ``config.num_registers`` positions (and keys) are the registers, so input t is position num_registers + t.
-    Methods take a position ``t`` and the index ``batch`` of a sequence (0). Those that read the layer's
-    weights are differentiable in them.
+    Methods take a position ``t`` and the index ``batch`` of a sequence (0). Attributes are detached. Methods
+    that use the layer's weights return tensors with gradients to these weights.
 
     Attributes:
         layer: the layer.

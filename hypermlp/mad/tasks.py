@@ -25,7 +25,7 @@ class Task:
         make: draws one example as published, from (settings, generators, whether it is a test example).
         sample: draws many examples at once, from (settings, generator, count, whether they are test
             examples).
-        baseline: the benchmark's own settings, the default.
+        baseline: the benchmark's own settings (MAD calls them its baseline), the default.
         changes: names of the settings that users can change.
         check: raises if settings do not fit this task; None if all do.
     """
@@ -132,15 +132,20 @@ def generate(
         sampler: "published" (the default) returns token for token the examples of the benchmark's own code.
             It draws the whole training set before the test set, so num_train changes the test set. "fast"
             draws other examples of the same distribution in a fraction of the time.
-        settings: changes of the task's default settings: vocab_size, seq_len, num_train and num_test (numbers
-            of examples) for every task; frac_noise and noise_vocab_size for noisy, key_motif and value_motif
-            (most tokens of a key and a value) for fuzzy recall; copied (tokens to copy) for selective
-            copying. ``TASKS[task].baseline`` shows the defaults.
+        settings: changes of the task's default settings. Every task has vocab_size (all token ids, noise and
+            special tokens included), seq_len, num_train and num_test (numbers of examples). Noisy recall has
+            frac_noise (share of noise, 0 or more and below 1) and noise_vocab_size (number of noise tokens),
+            fuzzy recall has key_motif and value_motif (most tokens of a key and of a value), selective
+            copying has copied (tokens to copy). seq_len must be even for in-context recall, noisy recall and
+            memorization. ``TASKS[task].baseline`` shows the defaults.
 
     Returns:
-        an ``Example``, a named tuple of ``inputs`` and ``targets``. ``targets[i, t]`` is what the model must
-        output at position t, so it needs no further shift; -100 (``IGNORED``) is not scored. The three
-        in-context recall tasks score every next token in training, only values of repeated keys in the test.
+        an ``Example``, a named tuple of ``inputs`` and ``targets``. There are seq_len positions, or seq_len -
+        1 for in-context and noisy recall, whose inputs and targets are one sequence, shifted.
+        ``targets[i, t]`` is what the model must output at position t, so it needs no further shift; -100
+        (``IGNORED``) is not scored. The three in-context recall tasks score every next token in training,
+        only values of repeated keys in the test. For compression, the targets equal the inputs: the benchmark
+        decodes all of them from the model's output at the last position.
 
     Raises:
         UserError: for an unknown name, or a value that is not allowed.

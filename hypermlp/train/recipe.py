@@ -266,8 +266,12 @@ def find_recipe(name: str) -> Path:
     for candidate in (Path(name), *(folder / f"{name}.yaml" for folder in RECIPE_FOLDERS)):
         if candidate.is_file():
             return candidate
-    names = sorted({path.stem for folder in RECIPE_FOLDERS for path in folder.glob("*.yaml")})
-    raise UserError(f"no recipe {name!r}; allowed: a YAML file, or one of {', '.join(names)}")
+    raise UserError(f"no recipe {name!r}; allowed: a YAML file, or one of {', '.join(recipe_names())}")
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the recipes that come with the package."""
+    return sorted({path.stem for folder in RECIPE_FOLDERS for path in folder.glob("*.yaml")})
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
