@@ -142,8 +142,21 @@ def test_row_kernels(layout, pattern):
 def test_gradient_kernels(layout, pattern):
     found = recorded(layout, pattern)
 
+    one = found["inner_backward"][0]
+    fresh = {name: like(one, name) for name in ("scores", "grad_weights", "stats1")}
+    a = repeat(one, **fresh, stats2=like(one, "stats2").abs())
+    z, exists = slots(a, a["scores"])
+    dw, _ = slots(a, a["grad_weights"])
+    h = mixed(z, exists, a["diag1"], a["right1"], by_row(a["stats1"], a["gate1"]))
+    rho = (a["stats2"][:, :, -1:].unflatten(0, (B, H)) + EPS).sqrt()
+    activation = (h[:, :H] / rho).relu() * F.softplus(h[:, H:])
+    inner = torch.einsum("bhmn,hnr->bhmr", dw, a["left2"])
+    projection = (dw * (1 + a["diag2"])[:, None] * activation).sum(-1, keepdim=True)
+    expected = torch.cat([inner, projection], -1)
+    assert_close(total(a["partial"], B, H, M, RANK + 1), expected, tolerance=TIGHT, what="inner_backward")
+
     one = found["activate_backward"][0]
-    fresh = {name: like(one, name) for name in ("scores", "grad_weights", "stats1", "grad_stats2", "delta")}
+    fresh = {name: like(one, name) for name in ("scores", "grad_weights", "stats1", "grad_stats2")}
     a = repeat(one, **fresh, stats2=like(one, "stats2").abs())
     z, exists = slots(a, a["scores"])
     dw, _ = slots(a, a["grad_weights"])
@@ -151,7 +164,9 @@ def test_gradient_kernels(layout, pattern):
     h = mixed(z, exists, a["diag1"], a["right1"], by_row(a["stats1"], a["gate1"]))
     inverse = (a["stats2"][:, :, -1:].unflatten(0, (B, H)) + EPS).rsqrt()
     gate, scale = h[:, :H] * inverse, h[:, H:]
-    delta = a["delta"].unflatten(0, (B, H))[..., None]
+    products, sums2 = by_row(a["grad_stats2"], a["gate2"]), a["stats2"].unflatten(0, (B, H))[..., :RANK]
+    delta = a["grad_stats2"].unflatten(0, (B, H))[..., -1:]
+    delta = delta + (products * sums2).sum(-1, keepdim=True) * inverse
     d_gate = (torch.where(gate > 0, da * F.softplus(scale), 0.0) - gate * delta) * inverse
     d_scale = da * gate.relu() * torch.sigmoid(scale)
     expected = torch.cat([d_gate, d_scale], 1).masked_fill(~exists, 0)

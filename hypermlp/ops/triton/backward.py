@@ -4,11 +4,13 @@ For one head and row, with scores z, mixed scores h, activation a and weights w 
 from the gradient do of the output o::
 
     dw = do Vᵀ                              GEMM
-    da = dw R(mix2)                         inner, activate_backward
-    dh_gate = (softplus(h_scale) [h_gate > 0] da - h_gate <do, o> / rho) / rho
+    da = dw R(mix2)                         inner (inner_backward in float32), activate_backward
+    dh_gate = (softplus(h_scale) [h_gate > 0] da - h_gate <da, a> / rho) / rho
     dh_scale = sigmoid(h_scale) relu(h_gate / rho) da
     dz = dh R(mix1)ᵀ                        finish
     dq = dz K,  dK += dzᵀ q,  dV += wᵀ do   GEMMs
+
+The projection <da, a> equals <do, o>; gradients.py says which of them is taken.
 """
 
 from typing import NamedTuple
@@ -42,22 +44,21 @@ class RowFactors(NamedTuple):
 class MixGrad:
     """Gradients of one mix in float32, one copy for each residue class, accumulated chunk by chunk."""
 
-    def __init__(self, mix: Mix, problem: Problem, num_queries: int):
+    def __init__(self, mix: Mix, problem: Problem, sums: Tensor):
         heads, slots, rank = mix.left.shape
         residues = problem.geometry.parameter_residues
         zeros = mix.left.new_zeros
         self.diag = zeros(residues, heads, slots, dtype=problem.score_dtype)
         self.left = zeros(residues, heads, slots, rank, dtype=problem.score_dtype)
         self.right = torch.zeros_like(self.left)
-        matrices = problem.geometry.batch * heads
-        self.sums = mix.left.new_empty(matrices, num_queries, rank, dtype=problem.score_dtype)
-        """Gradient of the mixed values · right, ``[B * heads, Tq, r]``."""
+        self.sums = sums
+        """Gradient of the mixed values · right, ``[B * heads, Tq, >= r]``."""
 
     def result(self, mix: Mix, sums: Tensor, factors: Tensor | None) -> Mix:
         """Return the gradients of the parameters; ``sums`` are the values · left, to be multiplied by
         ``factors`` ``[B * heads, Tq]``.
         """
-        gate = self.sums * sums
+        gate = self.sums[:, :, : mix.left.shape[2]] * sums
         if factors is not None:
             gate *= factors[:, :, None]
         gate = gate.unflatten(0, (-1, mix.left.shape[0])).transpose(1, 2)
@@ -73,10 +74,12 @@ def backward(grad_out: Tensor, out: Tensor, saved: Tensor, arguments: Attention)
     bytes_per_cell = (branches + 1) * (score_bytes + itemsize)
     problem = Problem(arguments, bytes_per_cell=bytes_per_cell)
     geometry, mix1, mix2 = problem.geometry, problem.mix1, problem.mix2
+    batch = geometry.batch
     sums1, sums2 = saved_sums(arguments, saved)
     grad_rows = heads_first(grad_out)
-    wide_grad, wide_out = (heads_first(x).to(problem.score_dtype) for x in (grad_out, out))
-    delta = (wide_grad * wide_out).sum(-1)  # <do, o>, [B * H, Tq]
+    wide_grad = grad_rows.to(problem.score_dtype)
+    summed = int(q.dtype == problem.score_dtype)  # the projections are summed over slots (gradients.py)
+    delta = None if summed else (wide_grad * heads_first(out).to(problem.score_dtype)).sum(-1)  # [B * H, Tq]
     inverse_norm = (sums2[:, :, -1] + arguments.eps).rsqrt()
     factors = _row_factors(problem, wide_grad, inverse_norm, sums1) if problem.scaled else RowFactors()
     score_rows, weight_rows = problem.q, grad_rows  # the rows that the gradients of k and v are made of
@@ -88,19 +91,26 @@ def backward(grad_out: Tensor, out: Tensor, saved: Tensor, arguments: Attention)
     row_dtype = problem.score_dtype if problem.scaled else q.dtype
     grad_q = torch.empty_like(problem.q, dtype=row_dtype)
     grad_k, grad_v = (torch.zeros_like(x, dtype=problem.score_dtype) for x in (problem.k, problem.v))
-    grad1, grad2 = (mix and MixGrad(mix, problem, q.shape[1]) for mix in (mix1, mix2))
+    products1, products2 = (
+        q.new_empty(batch * count, q.shape[1], width, dtype=problem.score_dtype)
+        for count, width in ((geometry.branches, problem.rank1), (heads, problem.rank2 + summed))
+    )
+    grad1 = mix1 and MixGrad(mix1, problem, products1)
+    grad2 = mix2 and MixGrad(mix2, problem, products2)
 
     for chunk in geometry.chunks():
         sums = [problem.of_heads(x, chunk) for x in (sums1, sums2)]
         scores = problem.product("scores", chunk, problem.q, problem.k)
         grad_weights = problem.product("grad weights", chunk, grad_rows, problem.v)
-        if mix2 and grad2:
-            problem.inner(chunk, grad_weights, mix2, mix2.left, problem.of_heads(grad2.sums, chunk))
+        chunk_products2 = problem.of_heads(products2, chunk)
+        if summed:
+            _inner_backward(problem, chunk, scores, grad_weights, sums, chunk_products2)
+        elif mix2:
+            problem.inner(chunk, grad_weights, mix2, mix2.left, chunk_products2)
         weights = problem.buffer("weights", chunk, geometry.heads, q.dtype)
         grad_scores = problem.buffer("grad scores", chunk, geometry.branches, q.dtype)
-        _activate_backward(
-            problem, chunk, (scores, grad_weights, weights, grad_scores), sums, delta, factors, grad1, grad2
-        )
+        buffers = (scores, grad_weights, weights, grad_scores)
+        _activate_backward(problem, chunk, buffers, sums, delta, factors, grad1, chunk_products2)
         if mix1 and grad1:
             _parameters(
                 problem, chunk, scores, grad_scores, mix1, grad1, sums[0], after_factors=factors.scores
@@ -164,18 +174,45 @@ def _row_factors(problem: Problem, grad: Tensor, inverse_norm: Tensor, sums1: Te
     return RowFactors(torch.minimum(expected, LONGEST / lengths), weights)
 
 
+def _inner_backward(
+    problem: Problem,
+    chunk: Chunk,
+    scores: Tensor,
+    grad_weights: Tensor,
+    sums: list[Tensor],
+    total: Tensor,
+) -> None:
+    """Write the products of ``inner_backward`` to ``total`` ``[matrices, Tq, rank + 1]``."""
+    geometry, mix2, matrices = problem.geometry, problem.mix2, grad_weights.shape[0]
+    place, splits, buffer = problem.partial_sums("inner_backward", chunk, total, matrices)
+    launch(
+        gradients.inner_backward,
+        "inner_backward",
+        (geometry.row_programs("inner_backward", chunk), splits, matrices),
+        geometry.tiles["inner_backward"],
+        scores=scores,
+        grad_weights=grad_weights,
+        stats2=sums[1],
+        diag2=mix2 and mix2.diag,
+        left2=mix2 and mix2.left,
+        **problem.activation_arguments(chunk, sums[0]),
+        **place,
+    )
+    problem.collect(chunk, buffer, total)
+
+
 def _activate_backward(
     problem: Problem,
     chunk: Chunk,
     buffers: tuple[Tensor, Tensor, Tensor, Tensor],
     sums: list[Tensor],
-    delta: Tensor,
+    delta: Tensor | None,
     factors: RowFactors,
     grad1: MixGrad | None,
-    grad2: MixGrad | None,
+    products2: Tensor,
 ) -> None:
     """Write the weights and the gradient of the mixed scores; the latter's sums go to ``grad1.sums``."""
-    geometry, mix1, mix2 = problem.geometry, problem.mix1, problem.mix2
+    geometry, mix2 = problem.geometry, problem.mix2
     scores, grad_weights, weights, grad_scores = buffers
     total = None if grad1 is None else problem.of_heads(grad1.sums, chunk)
     matrices = weights.shape[0]
@@ -194,27 +231,17 @@ def _activate_backward(
         grad_weights=grad_weights,
         weights=weights,
         grad_scores=grad_scores,
-        stats1=sums[0] if problem.width1 else None,
         stats2=sums[1],
-        grad_stats2=grad2 and problem.of_heads(grad2.sums, chunk),
-        delta=problem.of_heads(delta, chunk),
+        grad_stats2=products2 if products2.shape[2] else None,
+        delta=None if delta is None else problem.of_heads(delta, chunk),
         grad_factors=None if factors.scores is None else problem.of_heads(factors.scores, chunk),
-        gate1=mix1 and mix1.gate[chunk.items],
-        diag1=mix1 and mix1.diag,
-        right1=mix1 and mix1.right,
         gate2=mix2 and mix2.gate[chunk.items],
         diag2=mix2 and mix2.diag,
         right2=mix2 and mix2.right,
-        num_slots=0 if mix1 is None else mix1.right.shape[1],
-        num_slots2=0 if mix2 is None else mix2.right.shape[1],
-        heads=geometry.heads,
-        GLU=int(problem.glu),
         SCALED=problem.scaled,
-        EPS=problem.eps,
-        **mix_arguments(mix1, "1"),
-        **mix_arguments(mix2, "2"),
+        SUMMED=int(delta is None),
+        **problem.activation_arguments(chunk, sums[0]),
         **place,
-        **geometry.arguments(chunk),
     )
     if total is not None:
         problem.collect(chunk, buffer, total)
@@ -260,6 +287,7 @@ def _parameters(
         heads=heads,
         WIDTH=sums.shape[2],
         WIDTH_NORMS=sums.shape[2],
+        WIDTH_GRAD=grad.sums.shape[2],
         NORMALISE=normalised,
         BEFORE_SCALED=before_factors is not None,
         AFTER_SCALED=after_factors is not None,
