@@ -4,16 +4,16 @@ For one head and row, with scores z, mixed scores h, activation a and weights w 
 from the gradient do of the output o::
 
     dw = do Vᵀ                              GEMM
-    da = dw R(mix2)                         inner (inner_backward in float32), activate_backward
+    da = dw R(mix2)                         inner, activate_backward
     dh_gate = (softplus(h_scale) [h_gate > 0] da - h_gate <da, a> / rho) / rho
     dh_scale = sigmoid(h_scale) relu(h_gate / rho) da
     dz = dh R(mix1)ᵀ                        finish
     dq = dz K,  dK += dzᵀ q,  dV += wᵀ do   GEMMs
 
-The projection <da, a> equals <do, o>; gradients.py says which of them is taken.
+The projection <da, a> equals <do, o>; gradients.py says where which of them is taken.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,21 +44,22 @@ class RowFactors(NamedTuple):
 class MixGrad:
     """Gradients of one mix in float32, one copy for each residue class, accumulated chunk by chunk."""
 
-    def __init__(self, mix: Mix, problem: Problem, sums: Tensor):
+    def __init__(self, mix: Mix, problem: Problem, num_queries: int):
         heads, slots, rank = mix.left.shape
         residues = problem.geometry.parameter_residues
         zeros = mix.left.new_zeros
         self.diag = zeros(residues, heads, slots, dtype=problem.score_dtype)
         self.left = zeros(residues, heads, slots, rank, dtype=problem.score_dtype)
         self.right = torch.zeros_like(self.left)
-        self.sums = sums
-        """Gradient of the mixed values · right, ``[B * heads, Tq, >= r]``."""
+        matrices = problem.geometry.batch * heads
+        self.sums = mix.left.new_empty(matrices, num_queries, rank, dtype=problem.score_dtype)
+        """Gradient of the mixed values · right, ``[B * heads, Tq, r]``."""
 
     def result(self, mix: Mix, sums: Tensor, factors: Tensor | None) -> Mix:
         """Return the gradients of the parameters; ``sums`` are the values · left, to be multiplied by
         ``factors`` ``[B * heads, Tq]``.
         """
-        gate = self.sums[:, :, : mix.left.shape[2]] * sums
+        gate = self.sums * sums
         if factors is not None:
             gate *= factors[:, :, None]
         gate = gate.unflatten(0, (-1, mix.left.shape[0])).transpose(1, 2)
@@ -74,12 +75,14 @@ def backward(grad_out: Tensor, out: Tensor, saved: Tensor, arguments: Attention)
     bytes_per_cell = (branches + 1) * (score_bytes + itemsize)
     problem = Problem(arguments, bytes_per_cell=bytes_per_cell)
     geometry, mix1, mix2 = problem.geometry, problem.mix1, problem.mix2
-    batch = geometry.batch
     sums1, sums2 = saved_sums(arguments, saved)
     grad_rows = heads_first(grad_out)
     wide_grad = grad_rows.to(problem.score_dtype)
-    summed = int(q.dtype == problem.score_dtype)  # the projections are summed over slots (gradients.py)
-    delta = None if summed else (wide_grad * heads_first(out).to(problem.score_dtype)).sum(-1)  # [B * H, Tq]
+    exact = q.dtype == problem.score_dtype  # the projections are summed over slots (gradients.py)
+    if exact:
+        delta = q.new_empty(*grad_rows.shape[:2], 2)
+    else:
+        delta = (wide_grad * heads_first(out).to(problem.score_dtype)).sum(-1, keepdim=True)  # [B * H, Tq, 1]
     inverse_norm = (sums2[:, :, -1] + arguments.eps).rsqrt()
     factors = _row_factors(problem, wide_grad, inverse_norm, sums1) if problem.scaled else RowFactors()
     score_rows, weight_rows = problem.q, grad_rows  # the rows that the gradients of k and v are made of
@@ -91,26 +94,22 @@ def backward(grad_out: Tensor, out: Tensor, saved: Tensor, arguments: Attention)
     row_dtype = problem.score_dtype if problem.scaled else q.dtype
     grad_q = torch.empty_like(problem.q, dtype=row_dtype)
     grad_k, grad_v = (torch.zeros_like(x, dtype=problem.score_dtype) for x in (problem.k, problem.v))
-    products1, products2 = (
-        q.new_empty(batch * count, q.shape[1], width, dtype=problem.score_dtype)
-        for count, width in ((geometry.branches, problem.rank1), (heads, problem.rank2 + summed))
-    )
-    grad1 = mix1 and MixGrad(mix1, problem, products1)
-    grad2 = mix2 and MixGrad(mix2, problem, products2)
+    grad1, grad2 = (mix and MixGrad(mix, problem, q.shape[1]) for mix in (mix1, mix2))
 
     for chunk in geometry.chunks():
         sums = [problem.of_heads(x, chunk) for x in (sums1, sums2)]
         scores = problem.product("scores", chunk, problem.q, problem.k)
         grad_weights = problem.product("grad weights", chunk, grad_rows, problem.v)
-        chunk_products2 = problem.of_heads(products2, chunk)
-        if summed:
-            _inner_backward(problem, chunk, scores, grad_weights, sums, chunk_products2)
-        elif mix2:
-            problem.inner(chunk, grad_weights, mix2, mix2.left, chunk_products2)
+        if mix2 and grad2:
+            problem.inner(chunk, grad_weights, mix2, mix2.left, problem.of_heads(grad2.sums, chunk))
+        rows = _gradient_arguments(problem, chunk, sums, grad2)
+        chunk_delta = problem.of_heads(delta, chunk)
+        if exact:
+            _project(problem, chunk, scores, grad_weights, rows, chunk_delta)
         weights = problem.buffer("weights", chunk, geometry.heads, q.dtype)
         grad_scores = problem.buffer("grad scores", chunk, geometry.branches, q.dtype)
         buffers = (scores, grad_weights, weights, grad_scores)
-        _activate_backward(problem, chunk, buffers, sums, delta, factors, grad1, chunk_products2)
+        _activate_backward(problem, chunk, buffers, rows, chunk_delta, factors, grad1, exact=exact)
         if mix1 and grad1:
             _parameters(
                 problem, chunk, scores, grad_scores, mix1, grad1, sums[0], after_factors=factors.scores
@@ -132,16 +131,16 @@ def backward(grad_out: Tensor, out: Tensor, saved: Tensor, arguments: Attention)
         grad_sums = problem.of_heads(grad1.sums, chunk) if grad1 else sums[1]
         problem.finish(chunk, grad_scores, mix1, mix1 and mix1.left, grad_sums)
 
-        rows, keys = chunk.queries, slice(chunk.num_keys)
+        queries, keys = chunk.queries, slice(chunk.num_keys)
         by_key = problem.by_key(grad_scores, chunk)
         of_heads = problem.of_heads
-        multiply(of_heads(grad_q, chunk)[:, rows], by_key, of_heads(problem.k, chunk)[:, keys])
+        multiply(of_heads(grad_q, chunk)[:, queries], by_key, of_heads(problem.k, chunk)[:, keys])
         for grad, left, right in (
             (grad_k, by_key, score_rows),
             (grad_v, problem.by_key(weights, chunk), weight_rows),
         ):
             multiply(
-                of_heads(grad, chunk)[:, keys], left.mT, of_heads(right, chunk)[:, rows], accumulate=True
+                of_heads(grad, chunk)[:, keys], left.mT, of_heads(right, chunk)[:, queries], accumulate=True
             )
 
     if factors.scores is not None:
@@ -174,30 +173,35 @@ def _row_factors(problem: Problem, grad: Tensor, inverse_norm: Tensor, sums1: Te
     return RowFactors(torch.minimum(expected, LONGEST / lengths), weights)
 
 
-def _inner_backward(
+def _gradient_arguments(
+    problem: Problem, chunk: Chunk, sums: list[Tensor], grad2: MixGrad | None
+) -> dict[str, Any]:
+    """Return what the kernels take that compute the activation and its gradient."""
+    mix2 = problem.mix2
+    return {
+        "stats2": sums[1],
+        "grad_stats2": grad2 and problem.of_heads(grad2.sums, chunk),
+        "gate2": mix2 and mix2.gate[chunk.items],
+        "diag2": mix2 and mix2.diag,
+        "right2": mix2 and mix2.right,
+        **problem.activation_arguments(chunk, sums[0]),
+    }
+
+
+def _project(
     problem: Problem,
     chunk: Chunk,
     scores: Tensor,
     grad_weights: Tensor,
-    sums: list[Tensor],
+    rows: dict[str, Any],
     total: Tensor,
 ) -> None:
-    """Write the products of ``inner_backward`` to ``total`` ``[matrices, Tq, rank + 1]``."""
-    geometry, mix2, matrices = problem.geometry, problem.mix2, grad_weights.shape[0]
-    place, splits, buffer = problem.partial_sums("inner_backward", chunk, total, matrices)
-    launch(
-        gradients.inner_backward,
-        "inner_backward",
-        (geometry.row_programs("inner_backward", chunk), splits, matrices),
-        geometry.tiles["inner_backward"],
-        scores=scores,
-        grad_weights=grad_weights,
-        stats2=sums[1],
-        diag2=mix2 and mix2.diag,
-        left2=mix2 and mix2.left,
-        **problem.activation_arguments(chunk, sums[0]),
-        **place,
-    )
+    """Write the sums of ``project`` to ``total`` ``[matrices, Tq, 2]``."""
+    geometry, matrices = problem.geometry, grad_weights.shape[0]
+    place, splits, buffer = problem.partial_sums("project", chunk, total, matrices)
+    grid = (geometry.row_programs("project", chunk), splits, matrices)
+    tensors = {"scores": scores, "grad_weights": grad_weights}
+    launch(gradients.project, "project", grid, geometry.tiles["project"], **tensors, **rows, **place)
     problem.collect(chunk, buffer, total)
 
 
@@ -205,14 +209,15 @@ def _activate_backward(
     problem: Problem,
     chunk: Chunk,
     buffers: tuple[Tensor, Tensor, Tensor, Tensor],
-    sums: list[Tensor],
-    delta: Tensor | None,
+    rows: dict[str, Any],
+    delta: Tensor,
     factors: RowFactors,
     grad1: MixGrad | None,
-    products2: Tensor,
+    *,
+    exact: bool,
 ) -> None:
     """Write the weights and the gradient of the mixed scores; the latter's sums go to ``grad1.sums``."""
-    geometry, mix2 = problem.geometry, problem.mix2
+    geometry = problem.geometry
     scores, grad_weights, weights, grad_scores = buffers
     total = None if grad1 is None else problem.of_heads(grad1.sums, chunk)
     matrices = weights.shape[0]
@@ -231,16 +236,11 @@ def _activate_backward(
         grad_weights=grad_weights,
         weights=weights,
         grad_scores=grad_scores,
-        stats2=sums[1],
-        grad_stats2=products2 if products2.shape[2] else None,
-        delta=None if delta is None else problem.of_heads(delta, chunk),
+        delta=delta,
         grad_factors=None if factors.scores is None else problem.of_heads(factors.scores, chunk),
-        gate2=mix2 and mix2.gate[chunk.items],
-        diag2=mix2 and mix2.diag,
-        right2=mix2 and mix2.right,
         SCALED=problem.scaled,
-        SUMMED=int(delta is None),
-        **problem.activation_arguments(chunk, sums[0]),
+        EXACT=int(exact),
+        **rows,
         **place,
     )
     if total is not None:
@@ -287,7 +287,6 @@ def _parameters(
         heads=heads,
         WIDTH=sums.shape[2],
         WIDTH_NORMS=sums.shape[2],
-        WIDTH_GRAD=grad.sums.shape[2],
         NORMALISE=normalised,
         BEFORE_SCALED=before_factors is not None,
         AFTER_SCALED=after_factors is not None,

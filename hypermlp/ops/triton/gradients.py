@@ -1,13 +1,14 @@
-"""The row kernels of the backward pass: ``inner_backward``, ``activate_backward`` and ``parameters``.
+"""The row kernels of the backward pass: ``project``, ``activate_backward`` and ``parameters``.
 
 ``inner`` and ``finish`` of kernels.py serve the backward pass too: the gradient of a mix is the transposed
 mix.
 
-The gradient of a normalised row needs its projection, the sum over slots of the activation times its
-gradient. It equals the product of the output and its gradient. If a row sees one slot, its gradient is all
-cancellation against that projection, so in float32 ``inner_backward`` sums it up over the slots, from the
-numbers that it will be subtracted from. In half precision, where the output is rounded anyway, it is the
-product.
+The gradient of a normalised row needs its projection: the sum over slots of the activation times its
+gradient, which equals the product of the output and its gradient. If a row sees one slot, its gradient is all
+cancellation against the projection. So in float32 ``project`` sums the same rounded numbers up that
+``activate_backward`` subtracts it from, and their squares: a recomputed row may differ from the forward
+pass's, whose norm divides it, by more than a rounding. In half precision, where the output is rounded anyway,
+the product serves.
 """
 
 import triton
@@ -24,15 +25,11 @@ from hypermlp.ops.triton.rows import (
     last_tile,
     load_tile,
     matmul,
-    mixed,
     normalised,
     pre_activation,
-    query_rows,
     query_values,
     row_tile,
     sigmoid_from,
-    slot_rows,
-    slot_scale,
     softplus,
     store_rows,
     store_tile,
@@ -42,8 +39,9 @@ from hypermlp.ops.triton.rows import (
 
 
 @triton.jit(do_not_specialize=SIZES)
-def inner_backward(
-    scores, grad_weights, stats1, stats2, gate1, diag1, right1, diag2, left2, partial, starts,
+def project(
+    scores, grad_weights, stats1, stats2, grad_stats2,
+    gate1, diag1, right1, gate2, diag2, right2, partial, starts,
     num_rows, first_query, num_queries, offset, num_slots, num_slots2, ld, pad,
     tiles_per_split, split_stride, matrix_stride, heads,
     RANK1: tl.constexpr, R1: tl.constexpr, MIXED1: tl.constexpr,
@@ -52,8 +50,8 @@ def inner_backward(
     HAS_STARTS: tl.constexpr, LAG: tl.constexpr, STRIDE: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """``partial[split, matrix, row] = [gradient of the weights · left2, sum of that gradient times
-    (1 + diag2) activation]``; the second is the projection without the low-rank part of the second mix.
+    """``partial[split, matrix, row] = [activation times its gradient, squares of the normalised scores]``,
+    summed over slots.
     """
     first = first_row(STRIDE, BM)
     if first >= num_rows:
@@ -64,28 +62,32 @@ def inner_backward(
     row, live, query, count, origin, shift = row_tile(
         starts, item, first, num_rows, first_query, num_queries, offset, pad, HAS_STARTS, LAG, STRIDE, BM
     )
-    width: tl.constexpr = RANK2 + 1
-    norm = query_values(stats2, matrix, query, live, num_queries, width, RANK2)
+    norm = query_values(stats2, matrix, query, live, num_queries, RANK2 + 1, RANK2)
     gated, gated_scale = gated_branches(
         stats1, gate1, item, head, heads, query, live, num_queries, RANK1, R1, MIXED1, GLU, BM, dtype
     )
+    gated_grad = tl.zeros([BM, R2], dtype=dtype)
+    if MIXED2:
+        gated_grad = gated_sums(
+            grad_stats2, gate2, item, head, heads, query, live, num_queries, RANK2, RANK2, R2, dtype
+        )
     cells = num_rows.to(tl.int64) * ld
     base = scores + (item * heads * (1 + GLU) + head) * cells
-    products = tl.zeros([BM, R2], dtype=dtype)
     projection = tl.zeros([BM], dtype=dtype)
+    squares = tl.zeros([BM], dtype=dtype)
     for tile in tl.range(split * tiles_per_split, last_tile(split, tiles_per_split, count, shift, BN)):
         slot, exists, reached, offsets = tile_cells(
             row, live, count, origin, tile, shift, ld, STRIDE, LAG, BN
         )
-        grad = load_tile(grad_weights + matrix * cells, offsets, exists, reached, STRIDE, dtype)
-        if MIXED2:
-            rows = slot_rows(left2, head, slot, num_slots2, RANK2, R2, dtype)
-            products = matmul(grad, rows, products, PRECISION)
-            grad *= slot_scale(diag2, head, slot, num_slots2, dtype)[None, :]
+        grad, _ = pre_activation(
+            grad_weights + matrix * cells, offsets, exists, reached, slot, gated_grad, diag2, right2, head,
+            num_slots2, RANK2, R2, MIXED2, STRIDE, PRECISION, dtype,
+        )  # fmt: skip
         h, _ = pre_activation(
             base, offsets, exists, reached, slot, gated, diag1, right1, head, num_slots,
             RANK1, R1, MIXED1, STRIDE, PRECISION, dtype,
         )  # fmt: skip
+        h = normalised(h, norm, EPS, True)
         if GLU:
             h_scale, _ = pre_activation(
                 base + heads * cells, offsets, exists, reached, slot, gated_scale, diag1, right1,
@@ -93,12 +95,11 @@ def inner_backward(
             )  # fmt: skip
             strength, _ = softplus(h_scale)
             grad *= strength
-        h = normalised(h, norm, EPS, True)
-        projection += tl.sum(grad * tl.where(h > 0, h, 0.0), 1)
+        projection += tl.sum(tl.where(h > 0, grad * h, 0.0), 1)
+        squares += tl.sum(h * h, 1)
     sums = partial + split.to(tl.int64) * split_stride + matrix.to(tl.int64) * matrix_stride
-    if MIXED2:
-        store_rows(sums, row, live, products, width, RANK2, R2)
-    tl.store(sums + row * width + RANK2, projection, mask=live)
+    tl.store(sums + 2 * row, projection, mask=live)
+    tl.store(sums + 2 * row + 1, squares, mask=live)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -109,16 +110,15 @@ def activate_backward(
     tiles_per_split, split_stride, matrix_stride, heads,
     RANK1: tl.constexpr, R1: tl.constexpr, MIXED1: tl.constexpr,
     RANK2: tl.constexpr, R2: tl.constexpr, MIXED2: tl.constexpr,
-    GLU: tl.constexpr, SCALED: tl.constexpr, SUMMED: tl.constexpr, EPS: tl.constexpr,
+    GLU: tl.constexpr, SCALED: tl.constexpr, EXACT: tl.constexpr, EPS: tl.constexpr,
     HAS_STARTS: tl.constexpr, LAG: tl.constexpr, STRIDE: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Recompute the normalised activation (``weights``); write the gradient of the mixed scores.
 
     ``partial[split, branch, row] = gradient of the mixed scores · right1``; ``grad_stats2`` holds the
-    gradient of the weights · left2. SUMMED: its last column is the sum of ``inner_backward``; otherwise
-    ``delta`` holds the projections. SCALED (float16): stored rows are divided by ``grad_factors``
-    (RowFactors in backward.py).
+    gradient of the weights · left2, ``delta`` the projections; EXACT (see ``normalised``): the sums of
+    ``project``. SCALED (float16): stored rows are divided by ``grad_factors`` (RowFactors in backward.py).
     """
     first = first_row(STRIDE, BM)
     if first >= num_rows:
@@ -131,9 +131,11 @@ def activate_backward(
         starts, item, first, num_rows, first_query, num_queries, offset, pad, HAS_STARTS, LAG, STRIDE, BM
     )
     width2: tl.constexpr = RANK2 + 1
-    width_grad: tl.constexpr = RANK2 + SUMMED
     norm = query_values(stats2, matrix, query, live, num_queries, width2, RANK2)
     inverse = inverse_norm(norm, EPS)
+    projection = query_values(delta, matrix, query, live, num_queries, 1 + EXACT, 0)
+    if EXACT:
+        projection /= query_values(delta, matrix, query, live, num_queries, 2, 1) + EPS / (norm + EPS)
     gate_factor = inverse
     scale_factor = tl.full([BM], 1.0, dtype=dtype)
     weight_factor = scale_factor
@@ -153,15 +155,8 @@ def activate_backward(
     gated_grad = tl.zeros([BM, R2], dtype=dtype)
     if MIXED2:
         gated_grad = gated_sums(
-            grad_stats2, gate2, item, head, heads, query, live, num_queries, width_grad, RANK2, R2, dtype
+            grad_stats2, gate2, item, head, heads, query, live, num_queries, RANK2, RANK2, R2, dtype
         )
-    if SUMMED:
-        projection = query_values(grad_stats2, matrix, query, live, num_queries, width_grad, RANK2)
-        if MIXED2:
-            sums2 = query_rows(stats2, matrix, query, live, num_queries, width2, RANK2, R2)
-            projection += tl.sum(gated_grad * sums2, 1) * inverse
-    else:
-        projection = query_values(delta, matrix, query, live, num_queries, 1, 0)
 
     cells = num_rows.to(tl.int64) * ld
     base, out = scores + branch * cells, grad_scores + branch * cells
@@ -172,17 +167,15 @@ def activate_backward(
         slot, exists, reached, offsets = tile_cells(
             row, live, count, origin, tile, shift, ld, STRIDE, LAG, BN
         )
-        grad = load_tile(grad_weights + matrix * cells, offsets, exists, reached, STRIDE, dtype)
-        if MIXED2:
-            rows2 = slot_rows(right2, head, slot, num_slots2, RANK2, R2, dtype)
-            grad = mixed(
-                grad, slot_scale(diag2, head, slot, num_slots2, dtype), gated_grad, rows2, exists, PRECISION
-            )
+        grad, _ = pre_activation(
+            grad_weights + matrix * cells, offsets, exists, reached, slot, gated_grad, diag2, right2, head,
+            num_slots2, RANK2, R2, MIXED2, STRIDE, PRECISION, dtype,
+        )  # fmt: skip
         h, rows = pre_activation(
             base, offsets, exists, reached, slot, gated, diag1, right1, head, num_slots,
             RANK1, R1, MIXED1, STRIDE, PRECISION, dtype,
         )  # fmt: skip
-        h = normalised(h, norm, EPS, SUMMED)
+        h = normalised(h, norm, EPS, EXACT)
         a = tl.where(h > 0, h, 0.0)
         if GLU:
             h_scale, rows_scale = pre_activation(
@@ -215,7 +208,7 @@ def parameters(
     grad_diag, grad_left, grad_right, starts,
     items, num_rows, first_query, num_queries, offset, num_slots, ld, pad, heads,
     RANK: tl.constexpr, R: tl.constexpr,
-    WIDTH: tl.constexpr, WIDTH_NORMS: tl.constexpr, WIDTH_GRAD: tl.constexpr,
+    WIDTH: tl.constexpr, WIDTH_NORMS: tl.constexpr,
     NORMALISE: tl.constexpr, BEFORE_SCALED: tl.constexpr, AFTER_SCALED: tl.constexpr, EPS: tl.constexpr,
     HAS_STARTS: tl.constexpr, LAG: tl.constexpr, STRIDE: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
@@ -258,7 +251,7 @@ def parameters(
                 )
                 sums *= inverse_norm(norm, EPS)[:, None]
             grad_sums = gated_sums(
-                grad_stats, gate, item, head, heads, query, live, num_queries, WIDTH_GRAD, RANK, R, dtype
+                grad_stats, gate, item, head, heads, query, live, num_queries, RANK, RANK, R, dtype
             )
             if AFTER_SCALED:
                 factor = query_values(after_factors, matrix, query, live, num_queries, 1, 0)

@@ -48,7 +48,6 @@ class Problem:
         self.q, self.k, self.v = (heads_first(x) for x in (arguments.q, arguments.k, arguments.v))
         self.scratch = Scratch(self.q)
         self.width1, self.width2 = sum_widths(arguments)
-        self.rank1, self.rank2 = (0 if mix is None else mix.left.shape[2] for mix in (self.mix1, self.mix2))
 
     def of_heads(self, x: Tensor, chunk: Chunk) -> Tensor:
         """Return the sequences of a chunk from a tensor ``[B * H, ...]`` or ``[B * G, ...]``."""

@@ -253,7 +253,10 @@ def pre_activation(
     RANK: tl.constexpr, R: tl.constexpr, MIXED: tl.constexpr,
     STRIDE: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Return the mixed scores of one branch, ``[BM, BN]``, and the tile of ``right`` that they used."""
+    """Return the mixed scores of one branch, ``[BM, BN]``, and the tile of ``right`` that they used.
+
+    The gradient of the activation comes from that of the weights in the same way.
+    """
     x = load_tile(base, offsets, exists, reached, STRIDE, DTYPE)
     rows = gated  # of no use without a mix
     if MIXED:
