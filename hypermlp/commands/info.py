@@ -12,6 +12,7 @@ from hypermlp.errors import UserError
 from hypermlp.ops import build
 from hypermlp.ops.arguments import Request
 from hypermlp.ops.dispatch import BACKENDS, choose_backend
+from hypermlp.ops.triton import selfcheck
 from hypermlp.reporting.records import machine
 
 OPTIONAL = ("triton", "transformers", "accelerate", "datasets", "lm_eval", "flash-linear-attention", "ray")
@@ -28,6 +29,7 @@ def gather() -> dict[str, Any]:
             for name, reason in reasons.items()
         },
         "auto": _auto(),
+        "triton self-check": _self_check(),
         "kernels": _kernels(),
         "packages": {name: _version(name) for name in OPTIONAL},
     }
@@ -39,6 +41,13 @@ def _auto() -> str:
         return choose_backend("auto", Request("attention", "cpu", torch.float32, "glu", mixed=True)).name
     except UserError as error:
         return f"none: {error}"
+
+
+def _self_check() -> str:
+    """Return the verdict on the Triton kernels; on a machine with a GPU, run the check if there is none."""
+    if BACKENDS["triton"].unavailable() is None and torch.cuda.is_available():
+        BACKENDS["triton"].distrusted()
+    return selfcheck.outcome()
 
 
 def _kernels() -> str:
@@ -68,3 +77,4 @@ def main(args: Args) -> None:
     for title in ("machine", "backends", "packages"):
         print("", title, *(f"  {name:<24}{value}" for name, value in facts[title].items()), sep="\n")
     print(f'\nbackend "auto" chooses: {facts["auto"]}\nkernels: {facts["kernels"]}')
+    print(f"self-check of the Triton kernels: {facts['triton self-check']}")

@@ -44,6 +44,8 @@ class Backend:
     unsupported: Callable[[Request], str | None] = lambda request: None
     automatic: Callable[[Request], bool] = lambda request: True
     """Whether "auto" may take it for a request that it supports."""
+    distrusted: Callable[[], str | None] = lambda: None
+    """Why "auto" should not take it although it can run; may run a check. None if there is no reason."""
 
     def lacks(self, operation: str) -> bool:
         return operation != "attention" and not getattr(self, operation)
@@ -76,6 +78,7 @@ BACKENDS = {
             unavailable=triton.unavailable,
             unsupported=triton.unsupported,
             automatic=lambda request: request.device_type == "cuda",
+            distrusted=triton.distrusted,
         ),
         Backend(
             "blocked",
@@ -183,7 +186,7 @@ def _choose(name: str, *fields: Any) -> str:
     if name == "auto":
         for backend in BACKENDS.values():
             if backend.automatic(request) and backend.refusal(request) is None:
-                reason = backend.unavailable()
+                reason = backend.unavailable() or backend.distrusted()
                 if reason is None:
                     return backend.name
                 _warn_once(backend.name, reason)

@@ -142,22 +142,28 @@ def test_row_kernels(layout, pattern):
 def test_gradient_kernels(layout, pattern):
     found = recorded(layout, pattern)
 
+    one = found["project"][0]
+    fresh = {name: like(one, name) for name in ("scores", "grad_weights", "stats1", "grad_stats2")}
+    fresh["stats2"] = like(one, "stats2").abs()
+    projected = repeat(one, **fresh)["partial"]
     one = found["activate_backward"][0]
-    fresh = {name: like(one, name) for name in ("scores", "grad_weights", "stats1", "grad_stats2", "delta")}
-    a = repeat(one, **fresh, stats2=like(one, "stats2").abs())
+    a = repeat(one, **fresh, delta=like(one, "delta").abs())
     z, exists = slots(a, a["scores"])
     dw, _ = slots(a, a["grad_weights"])
     da = mixed(dw, exists, a["diag2"], a["right2"], by_row(a["grad_stats2"], a["gate2"]))
     h = mixed(z, exists, a["diag1"], a["right1"], by_row(a["stats1"], a["gate1"]))
     inverse = (a["stats2"][:, :, -1:].unflatten(0, (B, H)) + EPS).rsqrt()
     gate, scale = h[:, :H] * inverse, h[:, H:]
-    delta = a["delta"].unflatten(0, (B, H))[..., None]
+    delta, squares = a["delta"].unflatten(0, (B, H)).split(1, -1)
+    delta = delta / (squares + EPS * inverse.square())
     d_gate = (torch.where(gate > 0, da * F.softplus(scale), 0.0) - gate * delta) * inverse
     d_scale = da * gate.relu() * torch.sigmoid(scale)
     expected = torch.cat([d_gate, d_scale], 1).masked_fill(~exists, 0)
     assert_close(slots(a, a["grad_scores"])[0], expected, tolerance=TIGHT, what="gradient of the scores")
     weights = gate.relu() * F.softplus(scale)
     assert_close(slots(a, a["weights"])[0], weights, tolerance=TIGHT, what="weights")
+    expected_sums = torch.stack([(weights * da).sum(-1), gate.square().sum(-1)], -1)
+    assert_close(total(projected, B, H, M, 2), expected_sums, tolerance=TIGHT, what="project")
     sums = torch.einsum("bhmn,hnr->bhmr", expected, a["right1"])
     assert_close(total(a["partial"], B, G, M, RANK), sums, tolerance=TIGHT, what="activate_backward's sums")
 

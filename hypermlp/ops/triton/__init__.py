@@ -6,7 +6,8 @@ interpreter: that is how they are tested without a GPU.
 
 A chunk of query rows is a GEMM (scores), a few kernels that stream over the scores in slot coordinates, and
 another GEMM (readout). kernels.py and gradients.py have the kernels, forward.py and backward.py the order in
-which they run, decode.py a shorter way for one query, launch.py the geometry of chunks.
+which they run, decode.py a shorter way for one query, launch.py the geometry of chunks, selfcheck.py the
+check that runs on a GPU before "auto" takes the kernels there.
 """
 
 import importlib.util
@@ -50,6 +51,13 @@ def unsupported(request: Request) -> str | None:
     if request.activation == "softmax":
         return "it has no softmax"
     return None
+
+
+def distrusted() -> str | None:
+    """Return why "auto" should not take the kernels on this GPU; the first call runs the self-check there."""
+    from hypermlp.ops.triton.selfcheck import distrusted as ask
+
+    return ask()
 
 
 def empty_sums(arguments: Attention) -> Tensor:

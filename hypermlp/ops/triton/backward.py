@@ -5,13 +5,15 @@ from the gradient do of the output o::
 
     dw = do Vᵀ                              GEMM
     da = dw R(mix2)                         inner, activate_backward
-    dh_gate = (softplus(h_scale) [h_gate > 0] da - h_gate <do, o> / rho) / rho
+    dh_gate = (softplus(h_scale) [h_gate > 0] da - h_gate <da, a> / rho) / rho
     dh_scale = sigmoid(h_scale) relu(h_gate / rho) da
     dz = dh R(mix1)ᵀ                        finish
     dq = dz K,  dK += dzᵀ q,  dV += wᵀ do   GEMMs
+
+The projection <da, a> equals <do, o>; gradients.py says where which of them is taken.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -75,8 +77,12 @@ def backward(grad_out: Tensor, out: Tensor, saved: Tensor, arguments: Attention)
     geometry, mix1, mix2 = problem.geometry, problem.mix1, problem.mix2
     sums1, sums2 = saved_sums(arguments, saved)
     grad_rows = heads_first(grad_out)
-    wide_grad, wide_out = (heads_first(x).to(problem.score_dtype) for x in (grad_out, out))
-    delta = (wide_grad * wide_out).sum(-1)  # <do, o>, [B * H, Tq]
+    wide_grad = grad_rows.to(problem.score_dtype)
+    exact = q.dtype == problem.score_dtype  # the projections are summed over slots (gradients.py)
+    if exact:
+        delta = q.new_empty(*grad_rows.shape[:2], 2)
+    else:
+        delta = (wide_grad * heads_first(out).to(problem.score_dtype)).sum(-1, keepdim=True)  # [B * H, Tq, 1]
     inverse_norm = (sums2[:, :, -1] + arguments.eps).rsqrt()
     factors = _row_factors(problem, wide_grad, inverse_norm, sums1) if problem.scaled else RowFactors()
     score_rows, weight_rows = problem.q, grad_rows  # the rows that the gradients of k and v are made of
@@ -96,11 +102,14 @@ def backward(grad_out: Tensor, out: Tensor, saved: Tensor, arguments: Attention)
         grad_weights = problem.product("grad weights", chunk, grad_rows, problem.v)
         if mix2 and grad2:
             problem.inner(chunk, grad_weights, mix2, mix2.left, problem.of_heads(grad2.sums, chunk))
+        rows = _gradient_arguments(problem, chunk, sums, grad2)
+        chunk_delta = problem.of_heads(delta, chunk)
+        if exact:
+            _project(problem, chunk, scores, grad_weights, rows, chunk_delta)
         weights = problem.buffer("weights", chunk, geometry.heads, q.dtype)
         grad_scores = problem.buffer("grad scores", chunk, geometry.branches, q.dtype)
-        _activate_backward(
-            problem, chunk, (scores, grad_weights, weights, grad_scores), sums, delta, factors, grad1, grad2
-        )
+        buffers = (scores, grad_weights, weights, grad_scores)
+        _activate_backward(problem, chunk, buffers, rows, chunk_delta, factors, grad1, exact=exact)
         if mix1 and grad1:
             _parameters(
                 problem, chunk, scores, grad_scores, mix1, grad1, sums[0], after_factors=factors.scores
@@ -122,16 +131,16 @@ def backward(grad_out: Tensor, out: Tensor, saved: Tensor, arguments: Attention)
         grad_sums = problem.of_heads(grad1.sums, chunk) if grad1 else sums[1]
         problem.finish(chunk, grad_scores, mix1, mix1 and mix1.left, grad_sums)
 
-        rows, keys = chunk.queries, slice(chunk.num_keys)
+        queries, keys = chunk.queries, slice(chunk.num_keys)
         by_key = problem.by_key(grad_scores, chunk)
         of_heads = problem.of_heads
-        multiply(of_heads(grad_q, chunk)[:, rows], by_key, of_heads(problem.k, chunk)[:, keys])
+        multiply(of_heads(grad_q, chunk)[:, queries], by_key, of_heads(problem.k, chunk)[:, keys])
         for grad, left, right in (
             (grad_k, by_key, score_rows),
             (grad_v, problem.by_key(weights, chunk), weight_rows),
         ):
             multiply(
-                of_heads(grad, chunk)[:, keys], left.mT, of_heads(right, chunk)[:, rows], accumulate=True
+                of_heads(grad, chunk)[:, keys], left.mT, of_heads(right, chunk)[:, queries], accumulate=True
             )
 
     if factors.scores is not None:
@@ -164,18 +173,51 @@ def _row_factors(problem: Problem, grad: Tensor, inverse_norm: Tensor, sums1: Te
     return RowFactors(torch.minimum(expected, LONGEST / lengths), weights)
 
 
+def _gradient_arguments(
+    problem: Problem, chunk: Chunk, sums: list[Tensor], grad2: MixGrad | None
+) -> dict[str, Any]:
+    """Return what the kernels take that compute the activation and its gradient."""
+    mix2 = problem.mix2
+    return {
+        "stats2": sums[1],
+        "grad_stats2": grad2 and problem.of_heads(grad2.sums, chunk),
+        "gate2": mix2 and mix2.gate[chunk.items],
+        "diag2": mix2 and mix2.diag,
+        "right2": mix2 and mix2.right,
+        **problem.activation_arguments(chunk, sums[0]),
+    }
+
+
+def _project(
+    problem: Problem,
+    chunk: Chunk,
+    scores: Tensor,
+    grad_weights: Tensor,
+    rows: dict[str, Any],
+    total: Tensor,
+) -> None:
+    """Write the sums of ``project`` to ``total`` ``[matrices, Tq, 2]``."""
+    geometry, matrices = problem.geometry, grad_weights.shape[0]
+    place, splits, buffer = problem.partial_sums("project", chunk, total, matrices)
+    grid = (geometry.row_programs("project", chunk), splits, matrices)
+    tensors = {"scores": scores, "grad_weights": grad_weights}
+    launch(gradients.project, "project", grid, geometry.tiles["project"], **tensors, **rows, **place)
+    problem.collect(chunk, buffer, total)
+
+
 def _activate_backward(
     problem: Problem,
     chunk: Chunk,
     buffers: tuple[Tensor, Tensor, Tensor, Tensor],
-    sums: list[Tensor],
+    rows: dict[str, Any],
     delta: Tensor,
     factors: RowFactors,
     grad1: MixGrad | None,
-    grad2: MixGrad | None,
+    *,
+    exact: bool,
 ) -> None:
     """Write the weights and the gradient of the mixed scores; the latter's sums go to ``grad1.sums``."""
-    geometry, mix1, mix2 = problem.geometry, problem.mix1, problem.mix2
+    geometry = problem.geometry
     scores, grad_weights, weights, grad_scores = buffers
     total = None if grad1 is None else problem.of_heads(grad1.sums, chunk)
     matrices = weights.shape[0]
@@ -194,27 +236,12 @@ def _activate_backward(
         grad_weights=grad_weights,
         weights=weights,
         grad_scores=grad_scores,
-        stats1=sums[0] if problem.width1 else None,
-        stats2=sums[1],
-        grad_stats2=grad2 and problem.of_heads(grad2.sums, chunk),
-        delta=problem.of_heads(delta, chunk),
+        delta=delta,
         grad_factors=None if factors.scores is None else problem.of_heads(factors.scores, chunk),
-        gate1=mix1 and mix1.gate[chunk.items],
-        diag1=mix1 and mix1.diag,
-        right1=mix1 and mix1.right,
-        gate2=mix2 and mix2.gate[chunk.items],
-        diag2=mix2 and mix2.diag,
-        right2=mix2 and mix2.right,
-        num_slots=0 if mix1 is None else mix1.right.shape[1],
-        num_slots2=0 if mix2 is None else mix2.right.shape[1],
-        heads=geometry.heads,
-        GLU=int(problem.glu),
         SCALED=problem.scaled,
-        EPS=problem.eps,
-        **mix_arguments(mix1, "1"),
-        **mix_arguments(mix2, "2"),
+        EXACT=int(exact),
+        **rows,
         **place,
-        **geometry.arguments(chunk),
     )
     if total is not None:
         problem.collect(chunk, buffer, total)

@@ -6,7 +6,7 @@ from hypermlp.ops.arguments import Attention
 from hypermlp.ops.triton import kernels
 from hypermlp.ops.triton.decode import decode
 from hypermlp.ops.triton.launch import Chunk, launch, multiply
-from hypermlp.ops.triton.problem import Problem, mix_arguments
+from hypermlp.ops.triton.problem import Problem
 from hypermlp.ops.triton.saved import saved_size, saved_sums
 
 
@@ -58,7 +58,7 @@ def weight_scale(sums1: Tensor, problem: Problem) -> Tensor:
 
 def _activate(problem: Problem, chunk: Chunk, scores: Tensor, sums1: Tensor, sums2: Tensor) -> Tensor:
     """Return the activation in scratch; its sums are written to ``sums2``."""
-    geometry, mix1, mix2 = problem.geometry, problem.mix1, problem.mix2
+    geometry, mix2 = problem.geometry, problem.mix2
     weights = problem.buffer("weights", chunk, geometry.heads, problem.dtype)
     place, splits, buffer = problem.partial_sums("activate", chunk, sums2, weights.shape[0])
     launch(
@@ -68,21 +68,10 @@ def _activate(problem: Problem, chunk: Chunk, scores: Tensor, sums1: Tensor, sum
         geometry.tiles["activate"],
         scores=scores,
         weights=weights,
-        stats1=sums1 if problem.width1 else None,
-        gate1=mix1 and mix1.gate[chunk.items],
-        diag1=mix1 and mix1.diag,
-        right1=mix1 and mix1.right,
         right2=mix2 and mix2.right,
-        num_slots=0 if mix1 is None else mix1.right.shape[1],
-        num_slots2=0 if mix2 is None else mix2.right.shape[1],
-        heads=geometry.heads,
-        GLU=int(problem.glu),
         SCALED=problem.scaled,
-        EPS=problem.eps,
-        **mix_arguments(mix1, "1"),
-        **mix_arguments(mix2, "2"),
+        **problem.activation_arguments(chunk, sums1),
         **place,
-        **geometry.arguments(chunk),
     )
     problem.collect(chunk, buffer, sums2)
     return weights

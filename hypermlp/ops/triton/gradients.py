@@ -1,7 +1,14 @@
-"""The row kernels of the backward pass: ``activate_backward`` and ``parameters``.
+"""The row kernels of the backward pass: ``project``, ``activate_backward`` and ``parameters``.
 
 ``inner`` and ``finish`` of kernels.py serve the backward pass too: the gradient of a mix is the transposed
 mix.
+
+The gradient of a normalised row needs its projection: the sum over slots of the activation times its
+gradient, which equals the product of the output and its gradient. If a row sees one slot, its gradient is all
+cancellation against the projection. So in float32 ``project`` sums the same rounded numbers up that
+``activate_backward`` subtracts it from, and their squares: a recomputed row may differ from the forward
+pass's, whose norm divides it, by more than a rounding. In half precision, where the output is rounded anyway,
+the product serves.
 """
 
 import triton
@@ -9,112 +16,131 @@ import triton.language as tl
 
 from hypermlp.ops.triton.kernels import SIZES
 from hypermlp.ops.triton.rows import (
+    first_row,
     first_shift,
+    gated_branches,
     gated_sums,
     half_scale,
     inverse_norm,
+    last_tile,
     load_tile,
     matmul,
-    mixed,
-    origins,
+    normalised,
     pre_activation,
     query_values,
-    rows_reached,
+    row_tile,
     sigmoid_from,
-    slot_exists,
-    slot_rows,
-    slot_scale,
     softplus,
+    store_rows,
     store_tile,
-    tile_offsets,
-    tile_rows,
+    tile_cells,
     tile_slots,
-    visible,
 )
 
 
-@triton.jit
-def _store_sums(partial, matrix, matrix_stride, row, live, values, RANK: tl.constexpr, R: tl.constexpr):
-    column = tl.arange(0, R)
-    mask = live[:, None] & (column < RANK)[None, :]
-    pointer = partial + matrix.to(tl.int64) * matrix_stride
-    tl.store(pointer + row[:, None] * RANK + column[None, :], values, mask=mask)
-
-
 @triton.jit(do_not_specialize=SIZES)
-def activate_backward(
-    scores,
-    grad_weights,
-    weights,
-    grad_scores,
-    stats1,
-    stats2,
-    grad_stats2,
-    delta,
-    grad_factors,
-    gate1,
-    diag1,
-    right1,
-    gate2,
-    diag2,
-    right2,
-    partial,
-    starts,
-    num_rows,
-    first_query,
-    num_queries,
-    offset,
-    num_slots,
-    num_slots2,
-    ld,
-    pad,
-    tiles_per_split,
-    split_stride,
-    matrix_stride,
-    heads,
-    RANK1: tl.constexpr,
-    R1: tl.constexpr,
-    MIXED1: tl.constexpr,
-    RANK2: tl.constexpr,
-    R2: tl.constexpr,
-    MIXED2: tl.constexpr,
-    GLU: tl.constexpr,
-    SCALED: tl.constexpr,
-    EPS: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    LAG: tl.constexpr,
-    STRIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-):
-    """Recompute the normalised activation (``weights``); write the gradient of the mixed scores.
-
-    ``partial[split, branch, row] = gradient of the mixed scores · right1``; ``grad_stats2`` holds the
-    gradient of the weights · left2, ``delta`` the product of the output and its gradient. SCALED (float16):
-    stored rows are divided by ``grad_factors`` (RowFactors in backward.py).
+def project(
+    scores, grad_weights, stats1, stats2, grad_stats2,
+    gate1, diag1, right1, gate2, diag2, right2, partial, starts,
+    num_rows, first_query, num_queries, offset, num_slots, num_slots2, ld, pad,
+    tiles_per_split, split_stride, matrix_stride, heads,
+    RANK1: tl.constexpr, R1: tl.constexpr, MIXED1: tl.constexpr,
+    RANK2: tl.constexpr, R2: tl.constexpr, MIXED2: tl.constexpr,
+    GLU: tl.constexpr, EPS: tl.constexpr,
+    HAS_STARTS: tl.constexpr, LAG: tl.constexpr, STRIDE: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """``partial[split, matrix, row] = [activation times its gradient, squares of the normalised scores]``,
+    summed over slots.
     """
-    first, row, live = tile_rows(num_rows, STRIDE, BM)
+    first = first_row(STRIDE, BM)
     if first >= num_rows:
         return
     split, matrix = tl.program_id(1), tl.program_id(2)
     item, head = matrix // heads, matrix % heads
-    branches = heads * (1 + GLU)
-    branch = item * branches + head
     dtype: tl.constexpr = scores.dtype.element_ty
-    position, start, count = visible(starts, item, row, live, first_query, num_queries, offset, HAS_STARTS)
-    origin = origins(position, start, pad, LAG)
-    shift = first_shift(pad + (offset + first_query + first if LAG else 0), STRIDE, LAG)
-    query = first_query + row
-    width1: tl.constexpr = RANK1 + 1
-    width2: tl.constexpr = RANK2 + 1
+    row, live, query, count, origin, shift = row_tile(
+        starts, item, first, num_rows, first_query, num_queries, offset, pad, HAS_STARTS, LAG, STRIDE, BM
+    )
+    norm = query_values(stats2, matrix, query, live, num_queries, RANK2 + 1, RANK2)
+    gated, gated_scale = gated_branches(
+        stats1, gate1, item, head, heads, query, live, num_queries, RANK1, R1, MIXED1, GLU, BM, dtype
+    )
+    gated_grad = tl.zeros([BM, R2], dtype=dtype)
+    if MIXED2:
+        gated_grad = gated_sums(
+            grad_stats2, gate2, item, head, heads, query, live, num_queries, RANK2, RANK2, R2, dtype
+        )
+    cells = num_rows.to(tl.int64) * ld
+    base = scores + (item * heads * (1 + GLU) + head) * cells
+    projection = tl.zeros([BM], dtype=dtype)
+    squares = tl.zeros([BM], dtype=dtype)
+    for tile in tl.range(split * tiles_per_split, last_tile(split, tiles_per_split, count, shift, BN)):
+        slot, exists, reached, offsets = tile_cells(
+            row, live, count, origin, tile, shift, ld, STRIDE, LAG, BN
+        )
+        grad, _ = pre_activation(
+            grad_weights + matrix * cells, offsets, exists, reached, slot, gated_grad, diag2, right2, head,
+            num_slots2, RANK2, R2, MIXED2, STRIDE, PRECISION, dtype,
+        )  # fmt: skip
+        h, _ = pre_activation(
+            base, offsets, exists, reached, slot, gated, diag1, right1, head, num_slots,
+            RANK1, R1, MIXED1, STRIDE, PRECISION, dtype,
+        )  # fmt: skip
+        h = normalised(h, norm, EPS, True)
+        if GLU:
+            h_scale, _ = pre_activation(
+                base + heads * cells, offsets, exists, reached, slot, gated_scale, diag1, right1,
+                head + heads, num_slots, RANK1, R1, MIXED1, STRIDE, PRECISION, dtype,
+            )  # fmt: skip
+            strength, _ = softplus(h_scale)
+            grad *= strength
+        projection += tl.sum(tl.where(h > 0, grad * h, 0.0), 1)
+        squares += tl.sum(h * h, 1)
+    sums = partial + split.to(tl.int64) * split_stride + matrix.to(tl.int64) * matrix_stride
+    tl.store(sums + 2 * row, projection, mask=live)
+    tl.store(sums + 2 * row + 1, squares, mask=live)
 
-    inverse = inverse_norm(query_values(stats2, matrix, query, live, num_queries, width2, RANK2), EPS)
-    projection = query_values(delta, matrix, query, live, num_queries, 1, 0)
+
+@triton.jit(do_not_specialize=SIZES)
+def activate_backward(
+    scores, grad_weights, weights, grad_scores, stats1, stats2, grad_stats2, delta, grad_factors,
+    gate1, diag1, right1, gate2, diag2, right2, partial, starts,
+    num_rows, first_query, num_queries, offset, num_slots, num_slots2, ld, pad,
+    tiles_per_split, split_stride, matrix_stride, heads,
+    RANK1: tl.constexpr, R1: tl.constexpr, MIXED1: tl.constexpr,
+    RANK2: tl.constexpr, R2: tl.constexpr, MIXED2: tl.constexpr,
+    GLU: tl.constexpr, SCALED: tl.constexpr, EXACT: tl.constexpr, EPS: tl.constexpr,
+    HAS_STARTS: tl.constexpr, LAG: tl.constexpr, STRIDE: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Recompute the normalised activation (``weights``); write the gradient of the mixed scores.
+
+    ``partial[split, branch, row] = gradient of the mixed scores · right1``; ``grad_stats2`` holds the
+    gradient of the weights · left2, ``delta`` the projections; EXACT (see ``normalised``): the sums of
+    ``project``. SCALED (float16): stored rows are divided by ``grad_factors`` (RowFactors in backward.py).
+    """
+    first = first_row(STRIDE, BM)
+    if first >= num_rows:
+        return
+    split, matrix = tl.program_id(1), tl.program_id(2)
+    item, head = matrix // heads, matrix % heads
+    branch = item * heads * (1 + GLU) + head
+    dtype: tl.constexpr = scores.dtype.element_ty
+    row, live, query, count, origin, shift = row_tile(
+        starts, item, first, num_rows, first_query, num_queries, offset, pad, HAS_STARTS, LAG, STRIDE, BM
+    )
+    width2: tl.constexpr = RANK2 + 1
+    norm = query_values(stats2, matrix, query, live, num_queries, width2, RANK2)
+    inverse = inverse_norm(norm, EPS)
+    projection = query_values(delta, matrix, query, live, num_queries, 1 + EXACT, 0)
+    if EXACT:
+        projection /= query_values(delta, matrix, query, live, num_queries, 2, 1) + EPS / (norm + EPS)
     gate_factor = inverse
     scale_factor = tl.full([BM], 1.0, dtype=dtype)
     weight_factor = scale_factor
     if SCALED:
+        width1: tl.constexpr = RANK1 + 1
         factor = query_values(grad_factors, branch, query, live, num_queries, 1, 0)
         gate_factor = inverse / tl.where(live, factor, 1.0)
         if GLU:
@@ -123,28 +149,10 @@ def activate_backward(
             )
             factor = query_values(grad_factors, branch + heads, query, live, num_queries, 1, 0)
             scale_factor = 1.0 / tl.where(live, factor, 1.0)
-    gated = tl.zeros([BM, R1], dtype=dtype)
-    gated_scale = gated
+    gated, gated_scale = gated_branches(
+        stats1, gate1, item, head, heads, query, live, num_queries, RANK1, R1, MIXED1, GLU, BM, dtype
+    )
     gated_grad = tl.zeros([BM, R2], dtype=dtype)
-    if MIXED1:
-        gated = gated_sums(
-            stats1, gate1, item, head, branches, query, live, num_queries, width1, RANK1, R1, dtype
-        )
-        if GLU:
-            gated_scale = gated_sums(
-                stats1,
-                gate1,
-                item,
-                head + heads,
-                branches,
-                query,
-                live,
-                num_queries,
-                width1,
-                RANK1,
-                R1,
-                dtype,
-            )
     if MIXED2:
         gated_grad = gated_sums(
             grad_stats2, gate2, item, head, heads, query, live, num_queries, RANK2, RANK2, R2, dtype
@@ -155,23 +163,19 @@ def activate_backward(
     base_scale, out_scale = base + heads * cells, out + heads * cells
     products = tl.zeros([BM, R1], dtype=dtype)
     products_scale = tl.zeros([BM, R1], dtype=dtype)
-    last = tl.minimum((split + 1) * tiles_per_split, tl.cdiv(tl.max(count, 0) + shift, BN))
-    for tile in tl.range(split * tiles_per_split, last):
-        slot = tile_slots(tile, shift, BN, LAG)
-        reached = rows_reached(live, count, tile, shift, BN)
-        exists = slot_exists(slot, count)
-        offsets = tile_offsets(row, origin, tile, shift, ld, STRIDE, BN, LAG)
-        grad = load_tile(grad_weights + matrix * cells, offsets, exists, reached, STRIDE, dtype)
-        if MIXED2:
-            rows2 = slot_rows(right2, head, slot, num_slots2, RANK2, R2, dtype)
-            grad = mixed(
-                grad, slot_scale(diag2, head, slot, num_slots2, dtype), gated_grad, rows2, exists, PRECISION
-            )
+    for tile in tl.range(split * tiles_per_split, last_tile(split, tiles_per_split, count, shift, BN)):
+        slot, exists, reached, offsets = tile_cells(
+            row, live, count, origin, tile, shift, ld, STRIDE, LAG, BN
+        )
+        grad, _ = pre_activation(
+            grad_weights + matrix * cells, offsets, exists, reached, slot, gated_grad, diag2, right2, head,
+            num_slots2, RANK2, R2, MIXED2, STRIDE, PRECISION, dtype,
+        )  # fmt: skip
         h, rows = pre_activation(
             base, offsets, exists, reached, slot, gated, diag1, right1, head, num_slots,
             RANK1, R1, MIXED1, STRIDE, PRECISION, dtype,
         )  # fmt: skip
-        h *= inverse[:, None]
+        h = normalised(h, norm, EPS, EXACT)
         a = tl.where(h > 0, h, 0.0)
         if GLU:
             h_scale, rows_scale = pre_activation(
@@ -191,50 +195,24 @@ def activate_backward(
         if MIXED1:
             products = matmul(grad, rows, products, PRECISION)
     if MIXED1:
-        sums = partial + split.to(tl.int64) * split_stride
-        _store_sums(sums, branch, matrix_stride, row, live, products, RANK1, R1)
+        sums = partial + split.to(tl.int64) * split_stride + branch.to(tl.int64) * matrix_stride
+        store_rows(sums, row, live, products, RANK1, RANK1, R1)
         if GLU:
-            _store_sums(sums, branch + heads, matrix_stride, row, live, products_scale, RANK1, R1)
+            sums += heads.to(tl.int64) * matrix_stride
+            store_rows(sums, row, live, products_scale, RANK1, RANK1, R1)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def parameters(
-    before,
-    after,
-    stats,
-    grad_stats,
-    before_factors,
-    after_factors,
-    stats_norms,
-    gate,
-    grad_diag,
-    grad_left,
-    grad_right,
-    starts,
-    items,
-    num_rows,
-    first_query,
-    num_queries,
-    offset,
-    num_slots,
-    ld,
-    pad,
-    heads,
-    RANK: tl.constexpr,
-    R: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WIDTH_NORMS: tl.constexpr,
-    NORMALISE: tl.constexpr,
-    BEFORE_SCALED: tl.constexpr,
-    AFTER_SCALED: tl.constexpr,
-    EPS: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    LAG: tl.constexpr,
-    STRIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-):
+    before, after, stats, grad_stats, before_factors, after_factors, stats_norms, gate,
+    grad_diag, grad_left, grad_right, starts,
+    items, num_rows, first_query, num_queries, offset, num_slots, ld, pad, heads,
+    RANK: tl.constexpr, R: tl.constexpr,
+    WIDTH: tl.constexpr, WIDTH_NORMS: tl.constexpr,
+    NORMALISE: tl.constexpr, BEFORE_SCALED: tl.constexpr, AFTER_SCALED: tl.constexpr, EPS: tl.constexpr,
+    HAS_STARTS: tl.constexpr, LAG: tl.constexpr, STRIDE: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
     """Add a chunk's gradients of diag, left and right for ``after = before R``; grid (slot tiles · STRIDE, 1,
     heads).
 
@@ -246,7 +224,6 @@ def parameters(
     residue, tile = pid % STRIDE, pid // STRIDE
     dtype: tl.constexpr = stats_norms.dtype.element_ty
     shift = first_shift(pad + (offset + first_query + residue if LAG else 0), STRIDE, LAG)
-    slot = tile_slots(tile, shift, BN, LAG)
     diag = tl.zeros([BN], dtype=dtype)
     left = tl.zeros([BN, R], dtype=dtype)
     right = tl.zeros([BN, R], dtype=dtype)
@@ -255,16 +232,14 @@ def parameters(
         matrix = item * heads + head
         cells = matrix.to(tl.int64) * num_rows * ld
         for group in tl.range(0, tl.cdiv(num_rows, BM * STRIDE)):
-            row = residue + STRIDE * (group * BM + tl.arange(0, BM))
-            live = row < num_rows
-            position, start, count = visible(
-                starts, item, row, live, first_query, num_queries, offset, HAS_STARTS
+            first = residue + STRIDE * BM * group
+            row, live, query, count, origin, _shift = row_tile(
+                starts, item, first, num_rows, first_query, num_queries, offset, pad,
+                HAS_STARTS, LAG, STRIDE, BM,
+            )  # fmt: skip
+            _slot, exists, reached, offsets = tile_cells(
+                row, live, count, origin, tile, shift, ld, STRIDE, LAG, BN
             )
-            exists = slot_exists(slot, count)
-            reached = rows_reached(live, count, tile, shift, BN)
-            query = first_query + row
-            origin = origins(position, start, pad, LAG)
-            offsets = tile_offsets(row, origin, tile, shift, ld, STRIDE, BN, LAG)
             x = load_tile(before + cells, offsets, exists, reached, STRIDE, dtype)
             y = load_tile(after + cells, offsets, exists, reached, STRIDE, dtype)
             if BEFORE_SCALED:
@@ -286,6 +261,7 @@ def parameters(
             left = matmul(tl.trans(x), grad_sums, left, PRECISION)
             right = matmul(tl.trans(y), sums, right, PRECISION)
     # [residues, heads, slots, ...]
+    slot = tile_slots(tile, shift, BN, LAG)
     owned = (residue * heads + head).to(tl.int64) * num_slots + slot
     mask = (slot >= 0) & (slot < num_slots)
     tl.store(grad_diag + owned, tl.load(grad_diag + owned, mask=mask, other=0.0) + diag, mask=mask)

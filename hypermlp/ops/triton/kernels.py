@@ -12,26 +12,24 @@ import triton
 import triton.language as tl
 
 from hypermlp.ops.triton.rows import (
-    first_shift,
+    first_row,
+    gated_branches,
     gated_sums,
     half_scale,
     inverse_norm,
+    last_tile,
     load_tile,
     matmul,
     mixed,
-    origins,
     pre_activation,
     query_values,
-    rows_reached,
-    slot_exists,
+    row_tile,
     slot_rows,
     slot_scale,
     softplus,
+    store_rows,
     store_tile,
-    tile_offsets,
-    tile_rows,
-    tile_slots,
-    visible,
+    tile_cells,
 )
 
 # Sizes that change from chunk to chunk must not make new variants of a kernel; `ld` is a multiple of 16.
@@ -57,51 +55,31 @@ SIZES = [
 
 @triton.jit(do_not_specialize=SIZES)
 def inner(
-    scores,
-    parameter,
-    partial,
-    starts,
-    num_rows,
-    first_query,
-    num_queries,
-    offset,
-    num_slots,
-    ld,
-    pad,
-    tiles_per_split,
-    split_stride,
-    matrix_stride,
-    heads,
-    RANK: tl.constexpr,
-    R: tl.constexpr,
-    MIXED: tl.constexpr,
-    SQUARES: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    LAG: tl.constexpr,
-    STRIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-):
+    scores, parameter, partial, starts,
+    num_rows, first_query, num_queries, offset, num_slots, ld, pad,
+    tiles_per_split, split_stride, matrix_stride, heads,
+    RANK: tl.constexpr, R: tl.constexpr, MIXED: tl.constexpr, SQUARES: tl.constexpr,
+    HAS_STARTS: tl.constexpr, LAG: tl.constexpr, STRIDE: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
     """``partial[split, matrix, row] = [scores · parameter, ‖scores‖²]`` over the slots of one split."""
-    first, row, live = tile_rows(num_rows, STRIDE, BM)
+    first = first_row(STRIDE, BM)
     if first >= num_rows:
         return
     split, matrix = tl.program_id(1), tl.program_id(2)
     item, head = matrix // heads, matrix % heads
     dtype: tl.constexpr = scores.dtype.element_ty
-    position, start, count = visible(starts, item, row, live, first_query, num_queries, offset, HAS_STARTS)
-    origin = origins(position, start, pad, LAG)
-    shift = first_shift(pad + (offset + first_query + first if LAG else 0), STRIDE, LAG)
+    row, live, _query, count, origin, shift = row_tile(
+        starts, item, first, num_rows, first_query, num_queries, offset, pad, HAS_STARTS, LAG, STRIDE, BM
+    )
     base = scores + matrix.to(tl.int64) * num_rows * ld
     products = tl.zeros([BM, R], dtype=dtype)
     squares = tl.zeros([BM], dtype=dtype)
-    last = tl.minimum((split + 1) * tiles_per_split, tl.cdiv(tl.max(count, 0) + shift, BN))
-    for tile in tl.range(split * tiles_per_split, last):
-        slot = tile_slots(tile, shift, BN, LAG)
-        reached = rows_reached(live, count, tile, shift, BN)
-        offsets = tile_offsets(row, origin, tile, shift, ld, STRIDE, BN, LAG)
-        x = load_tile(base, offsets, slot_exists(slot, count), reached, STRIDE, dtype)
+    for tile in tl.range(split * tiles_per_split, last_tile(split, tiles_per_split, count, shift, BN)):
+        slot, exists, reached, offsets = tile_cells(
+            row, live, count, origin, tile, shift, ld, STRIDE, LAG, BN
+        )
+        x = load_tile(base, offsets, exists, reached, STRIDE, dtype)
         if MIXED:
             rows = slot_rows(parameter, head, slot, num_slots, RANK, R, dtype)
             products = matmul(x, rows, products, PRECISION)
@@ -110,9 +88,7 @@ def inner(
     width: tl.constexpr = RANK + SQUARES
     sums = partial + split.to(tl.int64) * split_stride + matrix.to(tl.int64) * matrix_stride
     if MIXED:
-        column = tl.arange(0, R)
-        mask = live[:, None] & (column < RANK)[None, :]
-        tl.store(sums + row[:, None] * width + column[None, :], products, mask=mask)
+        store_rows(sums, row, live, products, width, RANK, R)
     if SQUARES:
         tl.store(sums + row * width + RANK, squares, mask=live)
 
@@ -136,100 +112,50 @@ def collect(
 
 @triton.jit(do_not_specialize=SIZES)
 def activate(
-    scores,
-    weights,
-    stats1,
-    gate1,
-    diag1,
-    right1,
-    right2,
-    partial,
-    starts,
-    num_rows,
-    first_query,
-    num_queries,
-    offset,
-    num_slots,
-    num_slots2,
-    ld,
-    pad,
-    tiles_per_split,
-    split_stride,
-    matrix_stride,
-    heads,
-    RANK1: tl.constexpr,
-    R1: tl.constexpr,
-    MIXED1: tl.constexpr,
-    RANK2: tl.constexpr,
-    R2: tl.constexpr,
-    MIXED2: tl.constexpr,
-    GLU: tl.constexpr,
-    SCALED: tl.constexpr,
-    EPS: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    LAG: tl.constexpr,
-    STRIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-):
+    scores, weights, stats1, gate1, diag1, right1, right2, partial, starts,
+    num_rows, first_query, num_queries, offset, num_slots, num_slots2, ld, pad,
+    tiles_per_split, split_stride, matrix_stride, heads,
+    RANK1: tl.constexpr, R1: tl.constexpr, MIXED1: tl.constexpr,
+    RANK2: tl.constexpr, R2: tl.constexpr, MIXED2: tl.constexpr,
+    GLU: tl.constexpr, SCALED: tl.constexpr, EPS: tl.constexpr,
+    HAS_STARTS: tl.constexpr, LAG: tl.constexpr, STRIDE: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
     """weights = the activation before it is divided by rho;
     ``partial[split, matrix, row] = [activation · right2, ‖h‖²]``.
 
     SCALED (float16): rows of weights are stored divided by the norm of their scores, near 1/rho.
     """
-    first, row, live = tile_rows(num_rows, STRIDE, BM)
+    first = first_row(STRIDE, BM)
     if first >= num_rows:
         return
     split, matrix = tl.program_id(1), tl.program_id(2)
     item, head = matrix // heads, matrix % heads
-    branches = heads * (1 + GLU)
+    branch = item * heads * (1 + GLU) + head
     dtype: tl.constexpr = scores.dtype.element_ty
-    position, start, count = visible(starts, item, row, live, first_query, num_queries, offset, HAS_STARTS)
-    origin = origins(position, start, pad, LAG)
-    shift = first_shift(pad + (offset + first_query + first if LAG else 0), STRIDE, LAG)
-    query = first_query + row
-    width1: tl.constexpr = RANK1 + 1
-    gated = tl.zeros([BM, R1], dtype=dtype)
-    gated_scale = gated
+    row, live, query, count, origin, shift = row_tile(
+        starts, item, first, num_rows, first_query, num_queries, offset, pad, HAS_STARTS, LAG, STRIDE, BM
+    )
+    gated, gated_scale = gated_branches(
+        stats1, gate1, item, head, heads, query, live, num_queries, RANK1, R1, MIXED1, GLU, BM, dtype
+    )
     prescale = tl.full([BM], 1.0, dtype=dtype)
-    if MIXED1:
-        gated = gated_sums(
-            stats1, gate1, item, head, branches, query, live, num_queries, width1, RANK1, R1, dtype
-        )
-        if GLU:
-            gated_scale = gated_sums(
-                stats1,
-                gate1,
-                item,
-                head + heads,
-                branches,
-                query,
-                live,
-                num_queries,
-                width1,
-                RANK1,
-                R1,
-                dtype,
-            )
     if SCALED:
-        branch = item * branches + head
+        width1: tl.constexpr = RANK1 + 1
         prescale = inverse_norm(query_values(stats1, branch, query, live, num_queries, width1, RANK1), EPS)
         if GLU:
             prescale *= half_scale(
                 query_values(stats1, branch + heads, query, live, num_queries, width1, RANK1)
             )
-    base = scores + (item * branches + head).to(tl.int64) * num_rows * ld
+    base = scores + branch.to(tl.int64) * num_rows * ld
     base_scale = base + heads.to(tl.int64) * num_rows * ld
     out = weights + matrix.to(tl.int64) * num_rows * ld
     products = tl.zeros([BM, R2], dtype=dtype)
     squares = tl.zeros([BM], dtype=dtype)
-    last = tl.minimum((split + 1) * tiles_per_split, tl.cdiv(tl.max(count, 0) + shift, BN))
-    for tile in tl.range(split * tiles_per_split, last):
-        slot = tile_slots(tile, shift, BN, LAG)
-        reached = rows_reached(live, count, tile, shift, BN)
-        exists = slot_exists(slot, count)
-        offsets = tile_offsets(row, origin, tile, shift, ld, STRIDE, BN, LAG)
+    for tile in tl.range(split * tiles_per_split, last_tile(split, tiles_per_split, count, shift, BN)):
+        slot, exists, reached, offsets = tile_cells(
+            row, live, count, origin, tile, shift, ld, STRIDE, LAG, BN
+        )
         h, _ = pre_activation(
             base, offsets, exists, reached, slot, gated, diag1, right1, head, num_slots,
             RANK1, R1, MIXED1, STRIDE, PRECISION, dtype,
@@ -250,68 +176,39 @@ def activate(
     sums = partial + split.to(tl.int64) * split_stride + matrix.to(tl.int64) * matrix_stride
     width2: tl.constexpr = RANK2 + 1
     if MIXED2:
-        column = tl.arange(0, R2)
-        mask = live[:, None] & (column < RANK2)[None, :]
-        products /= prescale[:, None]
-        tl.store(sums + row[:, None] * width2 + column[None, :], products, mask=mask)
+        store_rows(sums, row, live, products / prescale[:, None], width2, RANK2, R2)
     tl.store(sums + row * width2 + RANK2, squares, mask=live)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def finish(
-    values,
-    stats,
-    norms,
-    scores_norms,
-    gate,
-    diag,
-    parameter,
-    starts,
-    num_rows,
-    first_query,
-    num_queries,
-    offset,
-    num_slots,
-    num_keys,
-    ld,
-    pad,
-    heads,
-    RANK: tl.constexpr,
-    R: tl.constexpr,
-    MIXED: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WIDTH_NORMS: tl.constexpr,
-    WIDTH_SCORES: tl.constexpr,
-    NORMALISE: tl.constexpr,
-    GLU: tl.constexpr,
-    SCALED: tl.constexpr,
-    ACTIVATED: tl.constexpr,
-    EPS: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    LAG: tl.constexpr,
-    STRIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-):
+    values, stats, norms, scores_norms, gate, diag, parameter, starts,
+    num_rows, first_query, num_queries, offset, num_slots, num_keys, ld, pad, heads,
+    RANK: tl.constexpr, R: tl.constexpr, MIXED: tl.constexpr,
+    WIDTH: tl.constexpr, WIDTH_NORMS: tl.constexpr, WIDTH_SCORES: tl.constexpr,
+    NORMALISE: tl.constexpr, GLU: tl.constexpr, SCALED: tl.constexpr, ACTIVATED: tl.constexpr,
+    EPS: tl.constexpr, HAS_STARTS: tl.constexpr, LAG: tl.constexpr, STRIDE: tl.constexpr,
+    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
     """values ← values (1 + diag) + (stats gate) parameterᵀ at visible slots, in place, and 0 at other keys.
 
     NORMALISE: the sums in ``stats`` are multiplied by 1/rho, from the last column of ``norms``. ACTIVATED: so
     are the values, which ``activate`` wrote. SCALED (float16): see ``activate``.
     """
-    first, row, live = tile_rows(num_rows, STRIDE, BM)
+    first = first_row(STRIDE, BM)
     if first >= num_rows:
         return
     tile, matrix = tl.program_id(1), tl.program_id(2)
     item, head = matrix // heads, matrix % heads
-    position, start, count = visible(starts, item, row, live, first_query, num_queries, offset, HAS_STARTS)
+    row, live, query, count, origin, shift = row_tile(
+        starts, item, first, num_rows, first_query, num_queries, offset, pad, HAS_STARTS, LAG, STRIDE, BM
+    )
     base = values + matrix.to(tl.int64) * num_rows * ld
-    _clear(base, row, live, pad + start, count, tile, num_keys, pad, ld, BN)
-    shift = first_shift(pad + (offset + first_query + first if LAG else 0), STRIDE, LAG)
+    first_cell = origin + 1 - count if LAG else origin
+    _clear(base, row, live, first_cell, count, tile, num_keys, pad, ld, BN)
     if tile * BN - shift >= tl.max(count, 0):
         return
     dtype: tl.constexpr = norms.dtype.element_ty
-    query = first_query + row
     factor = tl.full([BM], 1.0, dtype=dtype)  # of the sums
     value_factor = factor
     if NORMALISE:
@@ -331,10 +228,7 @@ def finish(
                         scores_norms, branch + heads, query, live, num_queries, WIDTH_SCORES, WIDTH_SCORES - 1
                     )
                 )
-    slot = tile_slots(tile, shift, BN, LAG)
-    exists = slot_exists(slot, count)
-    reached = rows_reached(live, count, tile, shift, BN)
-    offsets = tile_offsets(row, origins(position, start, pad, LAG), tile, shift, ld, STRIDE, BN, LAG)
+    slot, exists, reached, offsets = tile_cells(row, live, count, origin, tile, shift, ld, STRIDE, LAG, BN)
     x = load_tile(base, offsets, exists, reached, STRIDE, dtype)
     if ACTIVATED:
         x *= value_factor[:, None]

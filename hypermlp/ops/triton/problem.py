@@ -105,6 +105,24 @@ class Problem:
             BLOCK=tiles.COLLECT,
         )
 
+    def activation_arguments(self, chunk: Chunk, sums1: Tensor) -> dict[str, Any]:
+        """Return what every kernel that computes the activation of a chunk takes."""
+        mix1, mix2 = self.mix1, self.mix2
+        return {
+            "stats1": sums1 if self.width1 else None,
+            "gate1": mix1 and mix1.gate[chunk.items],
+            "diag1": mix1 and mix1.diag,
+            "right1": mix1 and mix1.right,
+            "num_slots": 0 if mix1 is None else mix1.right.shape[1],
+            "num_slots2": 0 if mix2 is None else mix2.right.shape[1],
+            "heads": self.geometry.heads,
+            "GLU": int(self.glu),
+            "EPS": self.eps,
+            **mix_arguments(mix1, "1"),
+            **mix_arguments(mix2, "2"),
+            **self.geometry.arguments(chunk),
+        }
+
     def inner(
         self, chunk: Chunk, values: Tensor, mix: Mix | None, parameter: Tensor | None, total: Tensor
     ) -> None:

@@ -18,12 +18,10 @@ import triton.language as tl
 
 
 @triton.jit
-def tile_rows(num_rows, STRIDE: tl.constexpr, BM: tl.constexpr):
-    """Return the first row of this program, all of its rows, and which of them exist."""
+def first_row(STRIDE: tl.constexpr, BM: tl.constexpr):
+    """Return the first row of this program."""
     pid = tl.program_id(0)
-    first = (pid // STRIDE) * (BM * STRIDE) + pid % STRIDE
-    row = first + STRIDE * tl.arange(0, BM)
-    return first, row, row < num_rows
+    return (pid // STRIDE) * (BM * STRIDE) + pid % STRIDE
 
 
 @triton.jit
@@ -35,14 +33,6 @@ def visible(starts, item, row, live, first_query, num_queries, offset, HAS_START
         pointer = starts + item.to(tl.int64) * num_queries + first_query + row
         start = tl.load(pointer, mask=live, other=0).to(tl.int32)
     return position, start, tl.where(live, position + 1 - start, 0)
-
-
-@triton.jit
-def origins(position, start, pad, LAG: tl.constexpr):
-    if LAG:
-        return pad + position
-    else:
-        return pad + start
 
 
 @triton.jit
@@ -78,6 +68,39 @@ def tile_offsets(row, origin, tile, shift, ld, STRIDE: tl.constexpr, BN: tl.cons
 
 
 @triton.jit
+def row_tile(
+    starts, item, first, num_rows, first_query, num_queries, offset, pad,
+    HAS_STARTS: tl.constexpr, LAG: tl.constexpr, STRIDE: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """Return BM rows from ``first`` on, which of them exist, their queries, how many slots each sees, their
+    origins, and the shift of their tiles."""
+    row = first + STRIDE * tl.arange(0, BM)
+    live = row < num_rows
+    position, start, count = visible(starts, item, row, live, first_query, num_queries, offset, HAS_STARTS)
+    origin = pad + (position if LAG else start)
+    shift = first_shift(pad + (offset + first_query + first if LAG else 0), STRIDE, LAG)
+    return row, live, first_query + row, count, origin, shift
+
+
+@triton.jit
+def tile_cells(
+    row, live, count, origin, tile, shift, ld, STRIDE: tl.constexpr, LAG: tl.constexpr, BN: tl.constexpr
+):
+    """Return the slots of a tile's columns, which cells are slots of their row, which rows have slots in this
+    tile or beyond, and where the cells lie."""
+    slot = tile_slots(tile, shift, BN, LAG)
+    exists = (slot >= 0)[None, :] & (slot[None, :] < count[:, None])
+    reached = live & (count > tile * BN - shift)
+    return slot, exists, reached, tile_offsets(row, origin, tile, shift, ld, STRIDE, BN, LAG)
+
+
+@triton.jit
+def last_tile(split, tiles_per_split, count, shift, BN: tl.constexpr):
+    """Return the end of a split's tiles: no row has slots beyond it."""
+    return tl.minimum((split + 1) * tiles_per_split, tl.cdiv(tl.max(count, 0) + shift, BN))
+
+
+@triton.jit
 def load_tile(pointer, offsets, exists, reached, STRIDE: tl.constexpr, DTYPE: tl.constexpr):
     """Load cells; those that are no slots of their row are zero."""
     if STRIDE > 1:  # a mask along the columns would prevent vectors
@@ -95,17 +118,6 @@ def store_tile(pointer, offsets, values, exists, reached, STRIDE: tl.constexpr):
         tl.store(pointer + offsets, values, mask=reached[:, None])
     else:
         tl.store(pointer + offsets, values, mask=exists)
-
-
-@triton.jit
-def rows_reached(live, count, tile, shift, BN: tl.constexpr):
-    """Return which rows have slots in this tile or beyond."""
-    return live & (count > tile * BN - shift)
-
-
-@triton.jit
-def slot_exists(slot, count):
-    return (slot >= 0)[None, :] & (slot[None, :] < count[:, None])
 
 
 @triton.jit
@@ -147,23 +159,23 @@ def query_values(pointer, matrix, query, live, num_queries, WIDTH: tl.constexpr,
 
 @triton.jit
 def query_gates(
-    pointer,
-    item,
-    head,
-    heads,
-    query,
-    live,
-    num_queries,
-    RANK: tl.constexpr,
-    R: tl.constexpr,
-    DTYPE: tl.constexpr,
-):
+    pointer, item, head, heads, query, live, num_queries,
+    RANK: tl.constexpr, R: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
     """Load the gates of each query, ``[BM, R]``, from ``[items, queries, heads, RANK]``."""
     column = tl.arange(0, R)
     base = pointer + (item.to(tl.int64) * num_queries * heads + head) * RANK
     mask = live[:, None] & (column < RANK)[None, :]
     offsets = query[:, None] * (heads * RANK) + column[None, :]
     return tl.load(base + offsets, mask=mask, other=0.0).to(DTYPE)
+
+
+@triton.jit
+def store_rows(pointer, row, live, values, WIDTH: tl.constexpr, RANK: tl.constexpr, R: tl.constexpr):
+    """Store the first RANK of WIDTH sums of each row."""
+    column = tl.arange(0, R)
+    mask = live[:, None] & (column < RANK)[None, :]
+    tl.store(pointer + row[:, None] * WIDTH + column[None, :], values, mask=mask)
 
 
 @triton.jit
@@ -181,6 +193,21 @@ def mixed(x, scale, gated, rows, exists, PRECISION: tl.constexpr):
 @triton.jit
 def inverse_norm(squares, EPS: tl.constexpr):
     return 1.0 / tl.sqrt(squares + EPS)
+
+
+@triton.jit
+def normalised(x, squares, EPS: tl.constexpr, EXACT: tl.constexpr):
+    """Return the rows of ``x`` over their norms, from their squared norms.
+
+    EXACT: square root and quotient are rounded correctly, so that a row of one number gives 1 or -1. The
+    gradient of such a row is all cancellation, in which every rounding counts.
+    """
+    if EXACT and x.dtype == tl.float32:
+        return tl.div_rn(x, tl.sqrt_rn(squares + EPS)[:, None])
+    elif EXACT:
+        return x / tl.sqrt(squares + EPS)[:, None]
+    else:
+        return x * inverse_norm(squares, EPS)[:, None]
 
 
 @triton.jit
@@ -222,48 +249,48 @@ def sigmoid_from(x, e):
 
 @triton.jit
 def pre_activation(
-    base,
-    offsets,
-    exists,
-    reached,
-    slot,
-    gated,
-    diag,
-    right,
-    branch,
-    num_slots,
-    RANK: tl.constexpr,
-    R: tl.constexpr,
-    MIXED: tl.constexpr,
-    STRIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    dtype: tl.constexpr,
-):
-    """Return the mixed scores of one branch, ``[BM, BN]``, and the tile of ``right`` that they used."""
-    x = load_tile(base, offsets, exists, reached, STRIDE, dtype)
+    base, offsets, exists, reached, slot, gated, diag, right, branch, num_slots,
+    RANK: tl.constexpr, R: tl.constexpr, MIXED: tl.constexpr,
+    STRIDE: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Return the mixed scores of one branch, ``[BM, BN]``, and the tile of ``right`` that they used.
+
+    The gradient of the activation comes from that of the weights in the same way.
+    """
+    x = load_tile(base, offsets, exists, reached, STRIDE, DTYPE)
     rows = gated  # of no use without a mix
     if MIXED:
-        rows = slot_rows(right, branch, slot, num_slots, RANK, R, dtype)
-        scale = slot_scale(diag, branch, slot, num_slots, dtype)
+        rows = slot_rows(right, branch, slot, num_slots, RANK, R, DTYPE)
+        scale = slot_scale(diag, branch, slot, num_slots, DTYPE)
         x = mixed(x, scale, gated, rows, exists, PRECISION)
     return x, rows
 
 
 @triton.jit
 def gated_sums(
-    stats,
-    gate,
-    item,
-    head,
-    heads,
-    query,
-    live,
-    num_queries,
-    WIDTH: tl.constexpr,
-    RANK: tl.constexpr,
-    R: tl.constexpr,
-    dtype: tl.constexpr,
-):
+    stats, gate, item, head, heads, query, live, num_queries,
+    WIDTH: tl.constexpr, RANK: tl.constexpr, R: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
     """Return the inner products of one branch times its gates, ``[BM, R]``."""
     sums = query_rows(stats, item * heads + head, query, live, num_queries, WIDTH, RANK, R)
-    return sums.to(dtype) * query_gates(gate, item, head, heads, query, live, num_queries, RANK, R, dtype)
+    return sums.to(DTYPE) * query_gates(gate, item, head, heads, query, live, num_queries, RANK, R, DTYPE)
+
+
+@triton.jit
+def gated_branches(
+    stats, gate, item, head, heads, query, live, num_queries,
+    RANK: tl.constexpr, R: tl.constexpr, MIXED: tl.constexpr, GLU: tl.constexpr,
+    BM: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Return ``gated_sums`` of the gate and the scale branch of a head; zeros for an absent one."""
+    gated = tl.zeros([BM, R], dtype=DTYPE)
+    gated_scale = gated
+    width: tl.constexpr = RANK + 1
+    if MIXED:
+        branches = heads * (1 + GLU)
+        gated = gated_sums(stats, gate, item, head, branches, query, live, num_queries, width, RANK, R, DTYPE)
+        if GLU:
+            gated_scale = gated_sums(
+                stats, gate, item, head + heads, branches, query, live, num_queries, width, RANK, R, DTYPE
+            )
+    return gated, gated_scale

@@ -16,6 +16,7 @@ TILES = {
     "inner": Tile(16, 32, 1, 3),
     "activate": Tile(16, 32, 1),
     "finish": Tile(32, 64, 2),
+    "project": Tile(16, 32, 1),
     "activate_backward": Tile(16, 32, 1),
     "parameters": Tile(32, 32, 4),
     "parameters_scalar": Tile(32, 32, 4, 1),  # stride 1: a pipeline would need too many registers
@@ -25,6 +26,7 @@ HIGH_RANK_TILES = TILES | {"activate_backward": Tile(16, 32, 2)}
 FLOAT32_TILES = TILES | {
     "activate": Tile(16, 32, 2),
     "finish": Tile(32, 32, 4),
+    "project": Tile(16, 32, 2),
     "activate_backward": Tile(16, 32, 4),
 }
 """For products that no matrix unit computes: more warps share them, too."""
