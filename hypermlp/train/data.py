@@ -64,7 +64,8 @@ class PreparedData:
         dtype = np.dtype(self.description["dtype"])
         self.tokens = {split: np.memmap(folder / f"{split}.bin", dtype, "r") for split in SPLITS}
         self.begins = {split: np.load(folder / f"{split}-begins.npy", mmap_mode="r") for split in SPLITS}
-        self.tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+        # It is saved with the model, and its prompts go to generate: padding belongs on the left.
+        self.tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer", padding_side="left")
 
 
 def prepare(data: DataSettings) -> PreparedData:

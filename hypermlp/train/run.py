@@ -47,6 +47,7 @@ def build_trainer(
 ) -> LMTrainer:
     """Return the trainer of a run, which writes to ``folder``."""
     training, data = recipe.training, recipe.data
+    prepared.tokenizer.model_max_length = model.config.max_position_embeddings
     trainer = LMTrainer(
         recipe,
         folder,

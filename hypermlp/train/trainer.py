@@ -25,6 +25,7 @@ from hypermlp.train.schedule import learning_rate_factor, optimizer_groups
 
 RECENT = 50  # micro-batches whose mean loss the next loss is compared with
 OPTIMIZER, SCHEDULER, RECENT_LOSSES = "optimizer", "scheduler.pt", "recent-losses.json"
+WITHOUT_OUTPUTS: dict[str, Any] = {"skip_logits": True, "use_cache": False}  # training needs the loss alone
 ADVICE = "begin again with --init-from CHECKPOINT and a lower training.learning_rate"
 
 
@@ -60,6 +61,7 @@ def training_arguments(recipe: Recipe, folder: Path, processes: int) -> Training
         logging_steps=training.log_every,
         report_to=training.report_to or "none",
         gradient_checkpointing=training.gradient_checkpointing,
+        use_cache=recipe.model.get("use_cache", True),  # goes into config.json; training itself uses none
         torch_compile=training.compile,
         use_cpu=cpu,
         disable_tqdm=True,
@@ -113,7 +115,7 @@ class LMTrainer(Trainer):
         return self.lr_scheduler
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-        return super().compute_loss(model, inputs | {"skip_logits": True}, *args, **kwargs)
+        return super().compute_loss(model, inputs | WITHOUT_OUTPUTS, *args, **kwargs)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
         loss = super().training_step(model, inputs, *args, **kwargs)
@@ -150,7 +152,7 @@ class LMTrainer(Trainer):
             for batch in self._evaluation_batches(sequences):
                 inputs = self._prepare_inputs(batch)
                 one = torch.ones((), device=self.args.device)  # the sum instead of the mean
-                summed = model(**inputs, num_items_in_batch=one, skip_logits=True).loss
+                summed = model(**inputs, num_items_in_batch=one, **WITHOUT_OUTPUTS).loss
                 total += torch.stack([summed.double(), (inputs["shift_labels"] != IGNORED).sum().double()])
             loss, count = self.accelerator.reduce(total).tolist()
             metrics[f"eval_{split}_loss"] = loss / max(1.0, count)

@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 from hypermlp.cli import main
 from hypermlp.errors import UserError
@@ -58,6 +59,11 @@ def test_a_run_learns_and_ends_with_a_model_that_loads(recipe_file, tmp_path):
     curve = losses(tmp_path / "run")
     assert [step for step, _ in curve] == list(range(1, 9))
     assert curve[-1][1] < curve[0][1] - 0.2
+    assert model.config.use_cache
+    tokenizer = AutoTokenizer.from_pretrained(final)
+    assert (tokenizer.padding_side, tokenizer.model_max_length) == ("left", 32)
+    prompts = tokenizer(["document 1", "doc"], padding=True, return_tensors="pt")
+    assert model.generate(**prompts, max_new_tokens=4).shape == (2, len("document 1") + 4)
 
 
 def test_half_and_half_equals_the_whole(recipe_file, tmp_path):
