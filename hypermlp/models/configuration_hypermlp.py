@@ -14,6 +14,7 @@ from hypermlp.layers.canon import PLACES
 from hypermlp.layers.registry import BASELINES, Config, mixer_config
 
 logger = logging.get_logger(__name__)
+MOST_LAYERS = 10_000
 BLOCKS = ("gpt2", "llama")
 EARLIER_NAMES = {"peer_settings": "baseline_settings"}  # fields of configurations saved by early versions
 OF_TRANSFORMERS = {  # arguments of PreTrainedConfig that are not its fields, and keys that it saves
@@ -143,6 +144,8 @@ class HyperMLPConfig(PreTrainedConfig):
         for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
             value = getattr(self, name)
             require(name, value, is_integer(value) and value > 0, "a whole number, 1 or more")
+        allowed = f"at most {MOST_LAYERS:,}"
+        require("num_hidden_layers", self.num_hidden_layers, self.num_hidden_layers <= MOST_LAYERS, allowed)
         require("block", self.block, self.block in BLOCKS, " or ".join(map(repr, BLOCKS)))
         if isinstance(self.mixer, list):
             fits = len(self.mixer) == self.num_hidden_layers

@@ -16,7 +16,7 @@ from transformers import Trainer, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from hypermlp.config import require
-from hypermlp.errors import UserError
+from hypermlp.errors import UserError, first_line
 from hypermlp.reporting.records import write_text
 from hypermlp.train import checkpoints, sharding
 from hypermlp.train.data import IGNORED, Sequences
@@ -92,6 +92,12 @@ class LMTrainer(Trainer):
     def _get_train_sampler(self, *_args: Any) -> SequentialSampler:
         """Take sequences in the order of ``Sequences``, which shuffles by index."""
         return SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
+
+    def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        """Take the steps between logs, evaluations and checkpoints from the recipe, not from a checkpoint."""
+        position = super()._init_training_state(max_steps, *args, **kwargs)
+        self.state.compute_steps(self.args, max_steps)
+        return position
 
     def create_optimizer(self, *_args: Any) -> torch.optim.Optimizer:
         if self.optimizer is None:
@@ -226,5 +232,6 @@ class LMTrainer(Trainer):
         except Exception as error:  # each file format raises its own error when the disk is full
             shutil.rmtree(aside, ignore_errors=True)
             raise OSError(
-                f"checkpoint {name} could not be written ({error}); the checkpoint before it is intact"
+                f"checkpoint {self.folder / name} could not be written ({first_line(error)}); "
+                "the checkpoint before it is intact"
             ) from error
