@@ -1,9 +1,10 @@
 """Every switch of a mixer layer."""
 
 import dataclasses
+import difflib
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
@@ -205,6 +206,12 @@ class MixerConfig:
 def require(name: str, value: object, holds: bool, allowed: str) -> None:
     if not holds:
         raise UserError(f"{name} is {value!r}; it must be {allowed}")
+
+
+def near_miss(name: str, options: Iterable[str]) -> str:
+    """Return a note such as ``" (did you mean 'rank'?)"`` for a misspelled option; empty if none is close."""
+    close = difflib.get_close_matches(name.lower(), options, n=1, cutoff=0.75)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def is_integer(value: object) -> bool:

@@ -1,5 +1,7 @@
 """The one exception for what a user can fix."""
 
+LONGEST_LINE = 300  # characters of another library's message
+
 
 class UserError(ValueError):
     """The input is wrong. The message states the offending value, the allowed values and what to do.
@@ -18,3 +20,13 @@ class UserError(ValueError):
         except UserError as error:
             print(error)
     """
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, shortened, or the error's type if there is none.
+
+    Messages of other libraries may contain whole tracebacks.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    line = lines[0] if lines else type(error).__name__
+    return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} ..."

@@ -2,16 +2,19 @@
 
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
-from hypermlp.commands.shared import CHECKPOINT, Args, Argument, command
-from hypermlp.errors import UserError
+from hypermlp.commands.shared import CHECKPOINT, Args, Argument, command, require_at_least
+from hypermlp.errors import UserError, first_line
 from hypermlp.models.loading import load
 
 USUAL = 200  # tokens
+TEMPERATURES = (0.01, 100.0)  # of random draws: below, the softmax overflows; above, every token is as likely
+SEEDS = 2**32  # of NumPy
 
 
 @command(
@@ -35,11 +38,15 @@ USUAL = 200  # tokens
     Argument("--seed", type=int, default=0, help="seed of the random draws (default: 0)"),
 )
 def main(args: Args) -> None:
-    if (args.tokens is not None and args.tokens < 1) or args.temperature < 0 or args.top_k < 1:
+    require_at_least(args, tokens=1, top_k=1, seed=0)
+    low, high = TEMPERATURES
+    if args.temperature != 0 and not low <= args.temperature <= high:
         raise UserError(
-            f"--tokens is {args.tokens}, --top-k {args.top_k}, --temperature {args.temperature}; "
-            "--tokens and --top-k must be at least 1, --temperature at least 0"
+            f"--temperature is {args.temperature}; it must be 0 (always the most likely token), or between "
+            f"{low} and {high}"
         )
+    if args.seed >= SEEDS:
+        raise UserError(f"--seed is {args.seed}; it must be below {SEEDS}")
     transformers.set_seed(args.seed)
     transformers.logging.disable_progress_bar()
     model, tokenizer = load(args.checkpoint)
@@ -64,11 +71,15 @@ def stream(model: Any, tokenizer: Any, prompt: str, tokens: int | None, settings
             f"the model's context has {context}"
         )
     began = time.perf_counter()
-    out = model.generate(
-        **inputs.to(model.device),
-        streamer=transformers.TextStreamer(tokenizer, skip_prompt=not prompt, skip_special_tokens=True),
-        max_new_tokens=tokens or min(USUAL, context - given),
-        pad_token_id=tokenizer.pad_token_id,
-        **settings,
-    )
+    try:
+        out = model.generate(
+            **inputs.to(model.device),
+            streamer=transformers.TextStreamer(tokenizer, skip_prompt=not prompt, skip_special_tokens=True),
+            max_new_tokens=tokens or min(USUAL, context - given),
+            pad_token_id=tokenizer.pad_token_id,
+            **settings,
+        )
+    except (ValueError, TypeError, NotImplementedError) as error:  # settings that the model was saved with
+        file = Path(model.config.name_or_path) / "generation_config.json"
+        raise UserError(f"{file} cannot be used: {first_line(error)}; correct or remove it") from error
     return (out.shape[1] - given) / (time.perf_counter() - began)

@@ -265,12 +265,13 @@ class Mixer(SequenceMixer):
         super()._check(x, state, starts)
         if state is not None:
             state.check_kind("inputs", x)
-        past, longest = 0 if state is None else state.past, self.config.max_length
-        if isinstance(past, Tensor):
-            return  # the host does not know it; Visibility checks it on the device
-        total = past + x.shape[1]
-        windowed = starts is not None or (state is not None and state.starts is not None)
-        if total > longest and not windowed:
+
+    def _check_visibility(self, visibility: Visibility, state: DecodingState | None) -> None:
+        longest = self.config.max_length
+        if visibility.in_ring or visibility.rows is not None:
+            return  # Visibility has checked it
+        total = visibility.known_past + visibility.new
+        if total > longest:
             raise UserError(
                 f"{total} positions, but max_length is {longest}; build the layer with a larger max_length, "
                 f"or pass starts so that each position sees at most {longest} (a sliding window)"

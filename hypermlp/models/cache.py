@@ -28,9 +28,28 @@ class _StateLayer:
 
     def __init__(self, **kwargs: Any):
         self.state: DecodingState | None = None
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
-        self.is_initialized = False
+
+    @property
+    def keys(self) -> Tensor | None:
+        """The keys so far, ``[B, branches, T, width]`` as in transformers' cache layers.
+
+        None before the first call, and in a layer that keeps no keys.
+        """
+        return self._rows("keys")
+
+    @property
+    def values(self) -> Tensor | None:
+        """The values so far, ``[B, heads, T, width]``; None before the first call, and in a recurrence."""
+        return self._rows("values")
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether the layer has a decoding state."""
+        return self.state is not None
+
+    def _rows(self, name: str) -> Tensor | None:
+        rows = None if self.state is None else self.state.rows(name)
+        return rows.transpose(1, 2) if rows is not None and rows.dim() == 4 else None
 
     def state_of(self, mixer: HasState, batch_size: int) -> DecodingState:
         """Return the state for the mixer or block, made at the first call."""
@@ -91,7 +110,7 @@ class _StateLayer:
             self.state.to(self.device)
 
 
-class HyperMLPCacheLayer(_StateLayer, DynamicLayer):
+class HyperMLPCacheLayer(_StateLayer, DynamicLayer):  # type: ignore[override]
     """One layer of transformers' ``DynamicCache`` that holds the decoding state of a block; ``generate``
     makes it.
 
@@ -102,7 +121,7 @@ class HyperMLPCacheLayer(_StateLayer, DynamicLayer):
     _layer_type = "hypermlp"
 
 
-class HyperMLPStaticCacheLayer(_StateLayer, StaticLayer):
+class HyperMLPStaticCacheLayer(_StateLayer, StaticLayer):  # type: ignore[override]
     """The same for a static cache: the decoding state has a fixed size, and its length is on the device."""
 
     _layer_type = "hypermlp"

@@ -1,16 +1,38 @@
 """The configuration of the language model."""
 
+import dataclasses
 import sys
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
+from transformers.utils import logging
 
-from hypermlp.config import is_integer, require
+from hypermlp.config import is_integer, near_miss, require
+from hypermlp.errors import UserError
 from hypermlp.layers.canon import PLACES
 from hypermlp.layers.registry import BASELINES, Config, mixer_config
 
+logger = logging.get_logger(__name__)
+MOST_LAYERS = 10_000
 BLOCKS = ("gpt2", "llama")
+EARLIER_NAMES = {"peer_settings": "baseline_settings"}  # fields of configurations saved by early versions
+OF_TRANSFORMERS = {  # arguments of PreTrainedConfig that are not its fields, and keys that it saves
+    "_attn_implementation",
+    "_commit_hash",
+    "_name_or_path",
+    "attn_implementation",
+    "auto_map",
+    "experts_implementation",
+    "model_type",
+    "name_or_path",
+    "num_labels",
+    "output_attentions",
+    "per_layer_config",
+    "quantization_config",
+    "tie_last_hidden_states",
+    "torch_dtype",
+}
 LORA_TARGETS = ["v_proj", "o_proj"]  # the readout of the dynamic MLP: docs/derivation.md
 
 
@@ -29,8 +51,9 @@ class HyperMLPConfig(PreTrainedConfig):
             ``["G-cg-q-12o", "gla"]`` for two layers.
         hidden_size: width of the model (768).
         num_hidden_layers: number of blocks (12).
-        num_heads: heads of a label's layer (2). It does not apply to baselines: they have heads of their
-            published width, unless ``baseline_settings`` says otherwise.
+        num_heads: heads of a label's layer (2); num_attention_heads is another name of it. It does not apply
+            to baselines: they have heads of their published width, unless ``baseline_settings`` says
+            otherwise.
         max_position_embeddings: the longest sequence (1024), registers not counted. Longer input raises
             UserError (a model of baselines alone accepts it), and ``generate`` ends there.
         vocab_size: number of tokens (50304).
@@ -64,7 +87,8 @@ class HyperMLPConfig(PreTrainedConfig):
         pad_token_id: token for padding (None).
 
     Raises:
-        UserError: for a value that is not allowed, a list of the wrong length, or contradicting values.
+        UserError: for an unknown name (only a warning if it is read from a file), a value that is not
+            allowed, a list of the wrong length, or contradicting values.
 
     Example::
 
@@ -77,6 +101,7 @@ class HyperMLPConfig(PreTrainedConfig):
 
     model_type = "hypermlp"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    attribute_map: ClassVar[dict[str, str]] = {"num_attention_heads": "num_heads"}
     base_model_fsdp_plan: ClassVar[dict[str, str]] = {"layers.*": "free_full_weight"}
 
     mixer: str | list[str] = "G-cg-q-12o"
@@ -104,11 +129,23 @@ class HyperMLPConfig(PreTrainedConfig):
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        # Configurations saved by early versions have the field under this name.
-        self.baseline_settings = kwargs.pop("peer_settings", None) or self.baseline_settings
+        for other, name in (self.attribute_map | EARLIER_NAMES).items():
+            value, own = kwargs.pop(other, None), getattr(self, name)
+            if value is not None:
+                same = own in (value, getattr(type(self), name))
+                require(other, value, same, f"{own!r} or left out: it is another name of {name}")
+                setattr(self, name, value)
+        for name in kwargs:
+            if name not in OF_TRANSFORMERS:
+                raise UserError(
+                    f"HyperMLPConfig has no field {name!r}{near_miss(name, self.field_names())}; "
+                    f"allowed: {', '.join(sorted(self.field_names()))}"
+                )
         for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
             value = getattr(self, name)
             require(name, value, is_integer(value) and value > 0, "a whole number, 1 or more")
+        allowed = f"at most {MOST_LAYERS:,}"
+        require("num_hidden_layers", self.num_hidden_layers, self.num_hidden_layers <= MOST_LAYERS, allowed)
         require("block", self.block, self.block in BLOCKS, " or ".join(map(repr, BLOCKS)))
         if isinstance(self.mixer, list):
             fits = len(self.mixer) == self.num_hidden_layers
@@ -142,6 +179,28 @@ class HyperMLPConfig(PreTrainedConfig):
         if all(mixer in BASELINES for mixer in self.mixers):
             allowed = "0 in a model of baselines alone: only labels have registers"
             require("num_registers", self.num_registers, self.num_registers == 0, allowed)
+
+    @classmethod
+    def field_names(cls) -> list[str]:
+        """Return the names that the constructor accepts for the model, without those of transformers."""
+        own = [field.name for field in dataclasses.fields(cls) if field.name in cls.__annotations__]
+        return [*own, *cls.attribute_map]
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Build a configuration from the content of a file. Unknown keys cause a warning and are kept."""
+        fields = (field.name for field in dataclasses.fields(cls))
+        known = {*fields, *cls.attribute_map, *EARLIER_NAMES, *OF_TRANSFORMERS}
+        unknown = {name: value for name, value in config_dict.items() if name not in known}
+        if unknown:
+            logger.warning(
+                f"HyperMLPConfig does not read these keys of the file: {', '.join(sorted(unknown))}; "
+                "they may be misspelled, or belong to another version"
+            )
+        config = super().from_dict({k: v for k, v in config_dict.items() if k in known}, **kwargs)
+        for name, value in unknown.items():
+            setattr(config[0] if isinstance(config, tuple) else config, name, value)
+        return config
 
     @property
     def mixers(self) -> list[str]:

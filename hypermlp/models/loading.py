@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoTokenizer
 
-from hypermlp.errors import UserError
+from hypermlp.config import is_integer
+from hypermlp.errors import UserError, first_line
 from hypermlp.models.configuration_hypermlp import HyperMLPConfig
+from hypermlp.models.memory import require_memory
 from hypermlp.models.modeling_hypermlp import HyperMLPForCausalLM
 
 SEAL = "complete.json"
@@ -29,7 +32,10 @@ def file_digest(path: Path) -> str:
 def problem(folder: Path) -> str | None:
     """Return why ``folder`` is not a complete checkpoint, or None if it is one."""
     try:
-        for name, digest in json.loads((folder / SEAL).read_text())["sha256"].items():
+        sealed = json.loads((folder / SEAL).read_text())["sha256"]
+        if not any(name.endswith(".safetensors") for name in sealed):
+            return f"its {SEAL} lists no weights"
+        for name, digest in sealed.items():
             if file_digest(folder / name) != digest:
                 return f"the checksum of {name} differs"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -92,7 +98,10 @@ def our_config(name: str) -> HyperMLPConfig:
         raise UserError(f"{path} is not the configuration of a model: {error}") from error
     if kind != HyperMLPConfig.model_type:
         raise UserError(f"{path} is of a model of type {kind!r}; allowed: {HyperMLPConfig.model_type!r}")
-    return HyperMLPConfig.from_pretrained(path)
+    try:
+        return HyperMLPConfig.from_pretrained(path)
+    except Exception as error:  # transformers raises its own errors for wrong types
+        raise UserError(f"{path} is not the configuration of a model: {first_line(error)}") from error
 
 
 def require_whole(name: str, model: Any, info: dict[str, Any]) -> None:
@@ -115,11 +124,24 @@ def require_whole(name: str, model: Any, info: dict[str, Any]) -> None:
 def load(name: str) -> tuple[HyperMLPForCausalLM, Any]:
     """Return a saved model in evaluation mode, and its tokenizer; ``name`` is as for ``model_folder``."""
     folder = model_folder(name)
-    loaded: Any = HyperMLPForCausalLM.from_pretrained(
-        folder, config=our_config(str(folder)), output_loading_info=True
-    )
+    config = our_config(str(folder))
+    require_memory(config, str(folder / "config.json"))
+    try:
+        loaded: Any = HyperMLPForCausalLM.from_pretrained(folder, config=config, output_loading_info=True)
+    except (SafetensorError, RuntimeError, ValueError, OSError) as error:
+        raise UserError(
+            f"the weights in {folder} cannot be loaded: {first_line(error)}. They are damaged, or do not fit "
+            "config.json; restore the folder, or take another checkpoint"
+        ) from error
     model: HyperMLPForCausalLM = loaded[0].eval()
     require_whole(name, model, loaded[1])
+    for setting in ("num_beams", "num_return_sequences"):
+        value = getattr(model.generation_config, setting, None)
+        if value is not None and not (is_integer(value) and value > 0):
+            raise UserError(
+                f"{folder / 'generation_config.json'} cannot be used: {setting} is {value!r}; it must be a "
+                "whole number, 1 or more"
+            )
     if not (folder / "tokenizer_config.json").is_file():
         raise UserError(f"{folder} has no tokenizer; save one there with tokenizer.save_pretrained")
     return model, AutoTokenizer.from_pretrained(folder)

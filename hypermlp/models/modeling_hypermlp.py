@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from transformers import DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.loss.loss_utils import ForCausalLMLoss
@@ -32,8 +32,10 @@ from hypermlp.layers.registry import layer_of
 from hypermlp.layers.state import DecodingState, visibility_after
 from hypermlp.layers.step import is_plain
 from hypermlp.layers.visibility import Visibility
+from hypermlp.models.arguments import CAUSAL_ARGUMENTS, MODEL_ARGUMENTS, check_arguments, check_context
 from hypermlp.models.cache import is_static, layer_state
 from hypermlp.models.configuration_hypermlp import HyperMLPConfig
+from hypermlp.models.generation import PaddedGenerationMixin
 from hypermlp.models.loss import head_loss
 from hypermlp.models.visibility import batch_starts
 
@@ -178,7 +180,7 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        **_kwargs: Any,
+        **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Compute the hidden states of T new positions, after the P positions that the cache holds.
 
@@ -194,16 +196,18 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
                 is updated in place.
             inputs_embeds: ``[B, T, D]`` in the place of input_ids.
             use_cache: whether to return a cache. None: ``config.use_cache``.
-            kwargs: ``output_hidden_states`` and ``return_dict`` of transformers; others are ignored.
+            kwargs: ``output_hidden_states``, ``return_dict`` and what else transformers passes; any other
+                name raises.
 
         Returns:
             ``last_hidden_state`` ``[B, T, D]`` after the final norm, ``past_key_values`` (None without a
             cache) and, if asked for, ``hidden_states``.
 
         Raises:
-            UserError: for wrong shapes, zeros between ones in the mask, or more than max_position_embeddings
-                positions.
+            UserError: for an unknown argument, wrong shapes, zeros between ones in the mask, or more than
+                max_position_embeddings positions.
         """
+        check_arguments(kwargs, MODEL_ARGUMENTS)
         if (input_ids is None) == (inputs_embeds is None):
             raise UserError("exactly one of input_ids and inputs_embeds must be given")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -238,12 +242,12 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
         past = 0 if state is None else state.past
         starts = batch_starts(attention_mask, position_ids, document_ids, batch=batch, new=new, past=past)
         longest = [mixer.max_visible for mixer in mixers if mixer.max_visible is not None]
-        return visibility_after(
-            state, starts, new=new, device=x.device, max_visible=min(longest, default=None)
-        )
+        context = min(longest, default=None)
+        check_context(context, starts, state, new=new)
+        return visibility_after(state, starts, new=new, device=x.device, max_visible=context)
 
 
-class HyperMLPForCausalLM(HyperMLPPreTrainedModel, GenerationMixin):
+class HyperMLPForCausalLM(HyperMLPPreTrainedModel, PaddedGenerationMixin):
     """A causal language model around any sequence mixer, as a ``PreTrainedModel`` of transformers.
 
     ``logits = norm(blocks(embed(input_ids))) Eᵀ``, where E is the embedding matrix, or a matrix of its own if
@@ -309,6 +313,7 @@ class HyperMLPForCausalLM(HyperMLPPreTrainedModel, GenerationMixin):
             vocab_size]`` (None if skipped), ``past_key_values`` and ``hidden_states`` (None unless asked
             for).
         """
+        check_arguments(kwargs, CAUSAL_ARGUMENTS)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -348,7 +353,9 @@ class HyperMLPForCausalLM(HyperMLPPreTrainedModel, GenerationMixin):
         plain = is_plain(head, nn.Linear) and not is_traceable_wrapper_subclass(head.weight)
         return plain and self.loss_function is ForCausalLMLoss and not torch.compiler.is_compiling()
 
-    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
+    def prepare_inputs_for_generation(  # type: ignore[override]
+        self, input_ids: Any, *, inputs_embeds: Any = None, **kwargs: Any
+    ) -> Any:
         """Drop the mask of a decoding step with a static cache, which has the prompt's padding already.
 
         The mask grows with every token and would change the shapes of the step.
@@ -357,7 +364,9 @@ class HyperMLPForCausalLM(HyperMLPPreTrainedModel, GenerationMixin):
         cache = kwargs.get("past_key_values")
         if is_step and cache is not None and is_static(cache):
             kwargs["attention_mask"] = None
-        return super().prepare_inputs_for_generation(*args, **kwargs)  # type: ignore[misc]
+        return super().prepare_inputs_for_generation(  # type: ignore[misc]
+            input_ids, inputs_embeds=inputs_embeds, **kwargs
+        )
 
     @staticmethod
     def create_masks_for_generate(*, attention_mask: Tensor | None, **_kwargs: Any) -> Tensor | None:
@@ -371,10 +380,17 @@ class HyperMLPForCausalLM(HyperMLPPreTrainedModel, GenerationMixin):
     def _prepare_generated_length(self, *args: Any, **kwargs: Any) -> Any:
         """Limit the length to the context, where the learned slots end."""
         prepared = super()._prepare_generated_length(*args, **kwargs)  # type: ignore[misc]
+        # A prompt of embeddings does not count in max_length.
+        prompt, counted = kwargs["inputs_tensor"].shape[1], kwargs["input_ids_length"]
         context = self.config.max_position_embeddings
-        if prepared.max_length > context:
+        if prompt >= context:
+            raise UserError(
+                f"the prompt has {prompt} tokens, but the model's context is {context} "
+                "(max_position_embeddings), and new tokens need room in it; shorten the prompt"
+            )
+        if prepared.max_length > context - prompt + counted:
             logger.warning_once(
                 f"asked for up to {prepared.max_length} tokens; generation ends at the context of {context}"
             )
-            prepared.max_length = context
+            prepared.max_length = context - prompt + counted
         return prepared

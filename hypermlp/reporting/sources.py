@@ -8,9 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hypermlp.config import is_integer
 from hypermlp.errors import UserError
 from hypermlp.reporting.records import FORMAT, read_record
 
+METRICS = "metrics.jsonl"
+LARGEST = 10**15
 Curve = list[tuple[int, float]]
 ALLOWED = "give runs of `hypermlp train`, records, or folders that contain them"
 
@@ -79,7 +82,7 @@ def _files(place: Path) -> list[Path]:
     if not place.exists():
         raise UserError(f"{place} does not exist; {ALLOWED}")
     if place.is_dir():
-        return sorted([*place.rglob("metrics.jsonl"), *place.rglob("*.json")])
+        return sorted([*place.rglob(METRICS), *place.rglob("*.json")])
     read_record(place)  # raises if the file is not a record
     return [place]
 
@@ -99,11 +102,42 @@ def _add(found: Sources, path: Path) -> bool:
     return True
 
 
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a run's metrics.jsonl; a line without its end is still being written.
+
+    Raises UserError, with the file and the line, if a line is no object, a count is no whole number, or a
+    number is larger than LARGEST, which no chart can show.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not text: {error}; restore it, or remove the run") from error
+    lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return [_checked_metrics(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
+
+
+def _checked_metrics(line: str, where: str) -> dict[str, Any]:
+    try:
+        content = json.loads(line)
+    except ValueError as error:
+        raise UserError(f"{where} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{where} is {line.strip()[:80]}; it must be an object")
+    for key in {"step", "tokens", "parameters"} & content.keys():
+        if not is_integer(content[key]) or not 0 <= content[key] <= LARGEST:
+            raise UserError(f"{where}: {key} is {str(content[key])[:80]}; it must be 0 to {LARGEST:.0e}")
+    for key in {"loss", "eval_train_loss", "eval_validation_loss"} & content.keys():
+        value = content[key]
+        is_real = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_real or LARGEST < abs(value) < math.inf:
+            raise UserError(f"{where}: {key} is {str(value)[:80]}; it must be at most {LARGEST:.0e}")
+    return content
+
+
 def read_run(folder: Path) -> Run:
     """Return a run as far as it has been written; a line without its end is still being written."""
     mixer = json.loads((folder / "recipe.json").read_text())["model"].get("mixer", "G-cg-q-12o")
-    text = (folder / "metrics.jsonl").read_text()
-    lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    lines = read_metrics(folder / METRICS)
 
     def values(key: str) -> list[Any]:
         return [line[key] for line in lines if key in line]

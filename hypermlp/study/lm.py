@@ -20,6 +20,7 @@ from hypermlp.costs.model import forward_flops_per_token
 from hypermlp.jobs.cells import Outcome, print_status, record_path, run_with_progress
 from hypermlp.jobs.workers import Progress, Workers
 from hypermlp.models import HyperMLPConfig
+from hypermlp.reporting.sources import METRICS, read_metrics
 from hypermlp.study.claims import CLAIMED
 from hypermlp.study.protocol import LmCell, Size, lm_cells
 from hypermlp.study.tuning import tuned_rates
@@ -116,7 +117,7 @@ def _train_when_free(recipe: Recipe, run: Path, callback: TrainerCallback) -> Pa
 
 def read_run(run: Path, recipe: Recipe, loss: str) -> dict[str, Any]:
     """Return the results of a finished run; ``loss`` ("validation" or "train") chooses the reported one."""
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    records = read_metrics(run / METRICS)
     curves = {
         split: [[record["step"], record[key]] for record in records if key in record]
         for split, key in (("train", "eval_train_loss"), ("validation", "eval_validation_loss"))

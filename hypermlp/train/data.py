@@ -25,7 +25,7 @@ from transformers import AutoTokenizer
 
 from hypermlp import __version__
 from hypermlp.cache import cache_directory
-from hypermlp.errors import UserError
+from hypermlp.errors import UserError, first_line
 from hypermlp.models.loading import file_digest
 from hypermlp.train.checkpoints import digests, publish_folder
 from hypermlp.train.corpus import corpus_files, documents
@@ -35,6 +35,8 @@ from hypermlp.train.tokenization import build_tokenizer, save_tokenizer
 SPLITS = ("train", "validation")
 IGNORED = -100  # a target that does not count in the loss
 DESCRIPTION = "prepared.json"
+DTYPES = ("uint16", "uint32")
+REQUIRED = {f"{split}{end}" for split in SPLITS for end in (".bin", "-begins.npy")}
 TOKENIZED_AT_ONCE = 256  # documents
 
 
@@ -47,13 +49,8 @@ class PreparedData:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        try:
-            self.description: dict[str, Any] = json.loads((folder / DESCRIPTION).read_text())
-            checksums = dict(self.description["sha256"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{folder / DESCRIPTION} is damaged; remove {folder} and prepare again"
-            ) from error
+        self.description = _read_description(folder)
+        checksums = self.description["sha256"]
         self.digest = hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest()
         for name, digest in checksums.items():
             if os.environ.get("LOCAL_RANK", "0") == "0" and file_digest(folder / name) != digest:
@@ -62,9 +59,50 @@ class PreparedData:
                     f"remove {folder} and prepare again"
                 )
         dtype = np.dtype(self.description["dtype"])
+        for split, count in self.description["tokens"].items():
+            size = (folder / f"{split}.bin").stat().st_size
+            if size != count * dtype.itemsize:
+                raise _damaged(folder, f"{split}.bin has {size} bytes, not {count} tokens of {dtype.name}")
         self.tokens = {split: np.memmap(folder / f"{split}.bin", dtype, "r") for split in SPLITS}
         self.begins = {split: np.load(folder / f"{split}-begins.npy", mmap_mode="r") for split in SPLITS}
-        self.tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+        # It is saved with the model, and its prompts go to generate: padding belongs on the left.
+        self.tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer", padding_side="left")
+
+
+def _damaged(folder: Path, reason: str) -> UserError:
+    return UserError(f"{folder / DESCRIPTION} is damaged: {reason}; remove {folder} and prepare again")
+
+
+def _read_description(folder: Path) -> dict[str, Any]:
+    """Return the checked description of prepared data.
+
+    It decides how the bytes of the tokens are read, so it must be what ``_write`` wrote.
+    """
+    try:
+        description = json.loads((folder / DESCRIPTION).read_text())
+        seal = description.pop("seal", None)  # data prepared by earlier versions has none
+        checksums, dtype, counts = (
+            dict(description["sha256"]),
+            description["dtype"],
+            dict(description["tokens"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(folder, f"it is not a description of prepared data ({first_line(error)})") from error
+    if seal not in (None, _seal(description)):
+        raise _damaged(folder, "its checksum differs")
+    missing = REQUIRED - checksums.keys()
+    if missing:
+        raise _damaged(folder, f"it has no checksum of {', '.join(sorted(missing))}")
+    if dtype not in DTYPES:
+        raise _damaged(folder, f"dtype is {dtype!r}, allowed: {', '.join(DTYPES)}")
+    if counts.keys() != set(SPLITS):
+        raise _damaged(folder, f"it counts tokens of {sorted(counts)}, expected: {', '.join(SPLITS)}")
+    return description
+
+
+def _seal(description: dict[str, Any]) -> str:
+    """Return the checksum of a description."""
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
 
 
 def prepare(data: DataSettings) -> PreparedData:
@@ -120,7 +158,7 @@ def _key(data: DataSettings) -> str:
 def _write(data: DataSettings, folder: Path) -> None:
     """Tokenize the source and write prepared data into ``folder``."""
     tokenizer = build_tokenizer(data.tokenizer, documents(data))
-    dtype = np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32)
+    dtype = np.dtype(DTYPES[0] if len(tokenizer) <= 1 << 16 else DTYPES[1])
     lengths = _write_tokens(data, tokenizer, dtype, folder)
     if not lengths["validation"] and len(lengths["train"]) > 1:
         _move_last_document(folder, lengths, dtype)
@@ -141,7 +179,8 @@ def _write(data: DataSettings, folder: Path) -> None:
         "documents": {split: len(lengths[split]) for split in SPLITS},
         "sha256": digests(folder),
     }
-    (folder / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n")
+    sealed = description | {"seal": _seal(description)}
+    (folder / DESCRIPTION).write_text(json.dumps(sealed, indent=2) + "\n")
     counts = ", ".join(f"{sum(lengths[split]):,} tokens for {split}" for split in SPLITS)
     print(f"prepared {data.source}: {counts}", flush=True)
 

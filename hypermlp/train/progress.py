@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from accelerate.utils import gather  # type: ignore[import-untyped]
@@ -59,22 +59,42 @@ class TrainingLog(TrainerCallback):
             print(f"step {step}/{state.max_steps}", *shown, speed, sep="  ", flush=True)
 
 
+class StoppedEarly(BaseException):
+    """SIGTERM arrived before the first step."""
+
+
 class StopOnSignal(TrainerCallback):
     """On SIGTERM or Ctrl-C, finish the step, save and stop; a second Ctrl-C stops at once.
 
-    A signal to one process stops all processes at the same step.
+    A signal to one process stops all processes at the same step. As a context, it also turns a SIGTERM before
+    the training begins into ``StoppedEarly``: there is nothing to save yet.
     """
 
     asked = False
+    training = False
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.before = {number: signal.signal(number, self._ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    def __init__(self) -> None:
+        self.before: dict[int, Any] = {}
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def __enter__(self) -> Self:
+        self._handle(signal.SIGTERM)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
+    def _handle(self, number: int) -> None:
+        handler = signal.signal(number, self._ask)
+        self.before.setdefault(number, handler)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.training = True
+        self._handle(signal.SIGINT)
+
     def _ask(self, number: int, _frame: Any) -> None:
+        if not self.training:
+            raise StoppedEarly
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.asked = True

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 import yaml
 
-from hypermlp.config import is_integer, require
+from hypermlp.config import is_integer, near_miss, require
 from hypermlp.errors import UserError
 from hypermlp.label import PAPER_ROWS
 from hypermlp.layers.registry import BASELINES, mixer_name
@@ -154,10 +154,11 @@ class Recipe:
     training: TrainingSettings
 
     def __post_init__(self) -> None:
-        known = {f.name for f in dataclasses.fields(HyperMLPConfig)} | {MATCH}
-        shown = ", ".join(sorted(known & {*HyperMLPConfig.__annotations__, MATCH}))
+        fields = [*HyperMLPConfig.field_names(), MATCH]
+        known = {*fields, *(f.name for f in dataclasses.fields(HyperMLPConfig))}
         for key in self.model:
-            require("model key", key, key in known, f"a field of HyperMLPConfig: {shown}")
+            allowed = f"a field of HyperMLPConfig{near_miss(str(key), fields)}: {', '.join(sorted(fields))}"
+            require("model key", key, key in known, allowed)
         for names, holds, allowed in RULES:
             for name in names.split():
                 value = operator.attrgetter(name)(self)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import transformers
 from hypermlp.errors import UserError
 from hypermlp.models import HyperMLPForCausalLM
 from hypermlp.models.loading import newest_complete, problem, step_of
+from hypermlp.models.memory import require_memory
 from hypermlp.train.data import SPLITS, PreparedData, Sequences, prepare
 from hypermlp.train.folder import RunFolder
-from hypermlp.train.progress import StopOnSignal, TrainingLog
+from hypermlp.train.progress import StopOnSignal, StoppedEarly, TrainingLog
 from hypermlp.train.recipe import Recipe
 from hypermlp.train.trainer import LMTrainer, training_arguments
 
@@ -25,6 +27,7 @@ def build_model(recipe: Recipe, prepared: PreparedData, init_from: str | None) -
     tokenizer = prepared.tokenizer
     special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     config = recipe.model_config(len(tokenizer), **special)
+    require_memory(config, f"recipe {recipe.name}")
     if init_from is None:
         return HyperMLPForCausalLM(config)
     if not (Path(init_from) / "config.json").is_file():
@@ -47,6 +50,7 @@ def build_trainer(
 ) -> LMTrainer:
     """Return the trainer of a run, which writes to ``folder``."""
     training, data = recipe.training, recipe.data
+    prepared.tokenizer.model_max_length = model.config.max_position_embeddings
     trainer = LMTrainer(
         recipe,
         folder,
@@ -60,7 +64,7 @@ def build_trainer(
             for split in SPLITS
         },
         processing_class=prepared.tokenizer,
-        callbacks=[TrainingLog(recipe, folder), StopOnSignal(), *callbacks],
+        callbacks=[TrainingLog(recipe, folder), *callbacks],
     )
     trainer.remove_callback(transformers.PrinterCallback)  # TrainingLog prints instead
     return trainer
@@ -84,7 +88,18 @@ def train(
         callbacks: further callbacks for Trainer.
     """
     recipe.accumulation(process_count())  # raises before any work if the batch cannot be divided
-    run = RunFolder(folder)
+    try:
+        with StopOnSignal() as stop:
+            return _train(recipe, RunFolder(folder), resume, init_from, [stop, *callbacks])
+    except StoppedEarly:
+        print(
+            "stopping on a signal before the first step; --resume begins again", file=sys.stderr, flush=True
+        )
+        return folder
+
+
+def _train(recipe: Recipe, run: RunFolder, resume: bool, init_from: str | None, callbacks: Callbacks) -> Path:
+    folder = run.path
     with run.lock() if is_main_process() else contextlib.nullcontext():
         checkpoint = _checkpoint_to_resume(run, recipe, resume)
         done = 0 if checkpoint is None else step_of(checkpoint)

@@ -16,7 +16,7 @@ from transformers import Trainer, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from hypermlp.config import require
-from hypermlp.errors import UserError
+from hypermlp.errors import UserError, first_line
 from hypermlp.reporting.records import write_text
 from hypermlp.train import checkpoints, sharding
 from hypermlp.train.data import IGNORED, Sequences
@@ -25,6 +25,7 @@ from hypermlp.train.schedule import learning_rate_factor, optimizer_groups
 
 RECENT = 50  # micro-batches whose mean loss the next loss is compared with
 OPTIMIZER, SCHEDULER, RECENT_LOSSES = "optimizer", "scheduler.pt", "recent-losses.json"
+WITHOUT_OUTPUTS: dict[str, Any] = {"skip_logits": True, "use_cache": False}  # training needs the loss alone
 ADVICE = "begin again with --init-from CHECKPOINT and a lower training.learning_rate"
 
 
@@ -60,6 +61,7 @@ def training_arguments(recipe: Recipe, folder: Path, processes: int) -> Training
         logging_steps=training.log_every,
         report_to=training.report_to or "none",
         gradient_checkpointing=training.gradient_checkpointing,
+        use_cache=recipe.model.get("use_cache", True),  # goes into config.json; training itself uses none
         torch_compile=training.compile,
         use_cpu=cpu,
         disable_tqdm=True,
@@ -91,6 +93,12 @@ class LMTrainer(Trainer):
         """Take sequences in the order of ``Sequences``, which shuffles by index."""
         return SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
 
+    def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        """Take the steps between logs, evaluations and checkpoints from the recipe, not from a checkpoint."""
+        position = super()._init_training_state(max_steps, *args, **kwargs)
+        self.state.compute_steps(self.args, max_steps)
+        return position
+
     def create_optimizer(self, *_args: Any) -> torch.optim.Optimizer:
         if self.optimizer is None:
             training = self.recipe.training
@@ -113,7 +121,7 @@ class LMTrainer(Trainer):
         return self.lr_scheduler
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-        return super().compute_loss(model, inputs | {"skip_logits": True}, *args, **kwargs)
+        return super().compute_loss(model, inputs | WITHOUT_OUTPUTS, *args, **kwargs)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
         loss = super().training_step(model, inputs, *args, **kwargs)
@@ -150,7 +158,7 @@ class LMTrainer(Trainer):
             for batch in self._evaluation_batches(sequences):
                 inputs = self._prepare_inputs(batch)
                 one = torch.ones((), device=self.args.device)  # the sum instead of the mean
-                summed = model(**inputs, num_items_in_batch=one, skip_logits=True).loss
+                summed = model(**inputs, num_items_in_batch=one, **WITHOUT_OUTPUTS).loss
                 total += torch.stack([summed.double(), (inputs["shift_labels"] != IGNORED).sum().double()])
             loss, count = self.accelerator.reduce(total).tolist()
             metrics[f"eval_{split}_loss"] = loss / max(1.0, count)
@@ -224,5 +232,6 @@ class LMTrainer(Trainer):
         except Exception as error:  # each file format raises its own error when the disk is full
             shutil.rmtree(aside, ignore_errors=True)
             raise OSError(
-                f"checkpoint {name} could not be written ({error}); the checkpoint before it is intact"
+                f"checkpoint {self.folder / name} could not be written ({first_line(error)}); "
+                "the checkpoint before it is intact"
             ) from error

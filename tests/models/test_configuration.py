@@ -1,11 +1,13 @@
 """The configuration: defaults, errors before work, parameter counts."""
 
+import json
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hypermlp.costs import mixer as budget
-from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
+from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM, configuration_hypermlp
 
 
 def on_meta(**settings):
@@ -41,6 +43,12 @@ def test_a_round_trip_through_a_dictionary_and_auto_classes():
         ({"mixer": "Q-12"}, "unknown mixer 'Q-12'"),
         ({"hidden_size": 30, "num_heads": 4}, "hidden_size|qk_width"),
         ({"rank": 0}, "rank is 0"),
+        (
+            {"hiden_size": 64},
+            "no field 'hiden_size' \\(did you mean 'hidden_size'\\?\\); allowed: .*",
+        ),
+        ({"starts": 4}, "no field 'starts'; allowed: baseline_settings"),
+        ({"num_heads": 4, "num_attention_heads": 8}, "num_attention_heads is 8; it must be 4 or left out"),
     ],
 )
 def test_errors_before_work(settings, message):
@@ -76,3 +84,23 @@ def test_mixers_cost_what_the_budget_says(label):
     assert sum(p.numel() for p in model.model.layers[0].mixer.parameters()) == budget.parameter_count(
         config.mixer_config(0)
     )
+
+
+def test_attention_heads_are_heads(tmp_path):
+    config = HyperMLPConfig(hidden_size=64, num_attention_heads=8)
+    assert (config.num_heads, config.num_attention_heads) == (8, 8)
+    assert config.mixer_config(0).num_heads == 8
+    config.save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).num_attention_heads == 8
+
+
+def test_an_unknown_key_of_a_file_is_kept_with_a_warning(tmp_path, monkeypatch):
+    warned = []
+    monkeypatch.setattr(configuration_hypermlp.logger, "warning", warned.append)
+    HyperMLPConfig(hidden_size=64).save_pretrained(tmp_path)
+    HyperMLPConfig.from_pretrained(tmp_path)
+    assert not warned
+    content = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(content | {"hiden_size": 32}))
+    assert AutoConfig.from_pretrained(tmp_path).hiden_size == 32
+    assert "does not read these keys of the file: hiden_size" in warned[0]

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from hypermlp.errors import UserError
+
 from .conftest import LABELS, build
 
 pytestmark = pytest.mark.thorough
@@ -44,6 +46,51 @@ def test_a_left_padded_batch_equals_one_by_one(label, beams, ids):
         assert torch.equal(together[row, 17:], alone[0, n:])
 
 
+def right_padded(ids):
+    padded, mask = torch.zeros_like(ids), torch.zeros_like(ids)
+    for row, n in enumerate((17, 9, 4)):
+        padded[row, :n], mask[row, :n] = ids[row, :n].clamp(min=1), 1
+    return padded, mask
+
+
+@pytest.mark.parametrize("way", [*WAYS, "without a mask", "embeddings", "static"])
+def test_a_right_padded_batch_generates_what_a_left_padded_one_does(way, ids):
+    model = build()
+    padded, mask = right_padded(ids)
+    order = mask.argsort(dim=1, stable=True)
+    left, left_mask = padded.gather(1, order), mask.gather(1, order)
+    settings = WAYS.get(way, {"cache_implementation": "static"} if way == "static" else {})
+    expected = generate(model, left, attention_mask=left_mask, **settings)
+    if way == "embeddings":
+        embedded = model.get_input_embeddings()(padded)
+        out = generate(model, None, inputs_embeds=embedded, attention_mask=mask)
+        assert torch.equal(out, expected[:, 17:])
+        return
+    given = {} if way == "without a mask" else {"attention_mask": mask}
+    out = generate(model, padded, **given, **settings)
+    assert torch.equal(out[:, 17:], expected[:, 17:])
+    assert torch.equal(out[:, :17], padded.repeat_interleave(out.shape[0] // 3, dim=0))
+
+
+def test_a_right_padded_batch_goes_on_in_a_second_call(ids):
+    model = build()
+    padded, mask = right_padded(ids)
+    expected = generate(model, padded, attention_mask=mask)
+    first = model.generate(
+        padded, attention_mask=mask, max_new_tokens=4, do_sample=False, return_dict_in_generate=True
+    )
+    longer = torch.nn.functional.pad(mask, (0, 4), value=1)
+    settings = {"past_key_values": first.past_key_values, "max_new_tokens": NEW - 4, "do_sample": False}
+    assert torch.equal(model.generate(first.sequences, attention_mask=longer, **settings), expected)
+
+
+def test_generation_from_embeddings_ends_at_the_context(ids):
+    model = build()
+    embedded = model.get_input_embeddings()(ids)
+    out = model.generate(inputs_embeds=embedded, max_new_tokens=1000, do_sample=False, pad_token_id=0)
+    assert out.shape[1] == model.config.max_position_embeddings - 17
+
+
 @pytest.mark.parametrize("label", LABELS)
 @pytest.mark.parametrize(
     "settings",
@@ -81,5 +128,5 @@ def test_generation_ends_at_the_context(ids):
     context = model.config.max_position_embeddings
     out = model.generate(ids, max_new_tokens=10 * context, do_sample=False, pad_token_id=0)
     assert out.shape[1] == context
-    with pytest.raises(ValueError, match="max_length"):
+    with pytest.raises(UserError, match="the prompt has 65 tokens, but the model's context is 64"):
         model.generate(ids.repeat(1, 10)[:, : context + 1], max_new_tokens=5, pad_token_id=0)

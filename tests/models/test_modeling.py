@@ -5,8 +5,9 @@ import sys
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
+from hypermlp.errors import UserError
 from hypermlp.testing import assert_close
 
 from .conftest import LABELS, build
@@ -97,8 +98,60 @@ def test_what_cannot_be_masked_is_refused(ids):
     for arguments, message in cases:
         with pytest.raises(ValueError, match=message):
             model(ids, **arguments)
-    with pytest.raises(ValueError, match="65 positions, but max_length is 64"):
-        model(torch.zeros(1, 65, dtype=torch.long))
+
+
+def test_more_tokens_than_the_context_are_refused_in_the_models_words():
+    model, long = build(), torch.zeros(2, 65, dtype=torch.long)
+    message = r"65 tokens in a row, but the model's context is 64 \(max_position_embeddings\)"
+    mask = torch.ones_like(long)
+    for arguments in ({}, {"attention_mask": mask}, {"document_ids": long}):
+        with pytest.raises(UserError, match=message) as raised:
+            model(long, **arguments)
+        assert "starts" not in str(raised.value)
+    mask[:, 0] = 0
+    assert model(long, attention_mask=mask).logits.shape == (2, 65, 61)
+    cache = DynamicCache(config=model.config)
+    model(long[:, :64], past_key_values=cache)
+    with pytest.raises(UserError, match=message):
+        model(long[:, :1], past_key_values=cache)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"attentionmask": 1},
+            "no argument 'attentionmask' \\(did you mean 'attention_mask'\\?\\); allowed: inp",
+        ),
+        ({"lables": 1}, "no argument 'lables' \\(did you mean 'labels'\\?\\)"),
+        ({"starts": 1}, "no argument 'starts'; allowed: input_ids, attention_mask"),
+        ({"output_attentions": True}, "the model has no attention maps"),
+    ],
+)
+def test_unknown_arguments_are_refused(ids, arguments, message):
+    model = build()
+    for part in (model, model.model):
+        with pytest.raises(UserError, match=message if part is model else "the model has no"):
+            part(ids, **arguments)
+
+
+def test_what_transformers_passes_is_accepted(ids):
+    model = build()
+    passed = {"output_attentions": None, "num_items_in_batch": 3, "return_dict": True, "starts": None}
+    assert model(ids, labels=ids, shift_labels=ids, **passed).loss.isfinite()
+
+
+def test_a_cache_layer_shows_keys_and_values_as_transformers_does(ids):
+    model = build(["G-cg-q-12o", "gla"], hidden_size=32)
+    cache = model(ids).past_key_values
+    assert cache.layers[0].keys.shape == (3, 4, 17, 2)  # two branches for each of two heads
+    assert cache.layers[0].values.shape == (3, 2, 17, 16)
+    assert cache.layers[0].is_initialized
+    assert cache.layers[1].keys is None
+    static = StaticCache(config=build().config, max_cache_len=20)
+    with torch.no_grad():
+        build()(ids, past_key_values=static)
+    assert static.layers[0].keys.shape == (3, 4, 20, 2)
 
 
 def test_the_loss_is_the_mean_over_next_tokens_or_over_a_given_number(ids):

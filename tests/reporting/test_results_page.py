@@ -151,6 +151,27 @@ def test_what_is_damaged_is_left_out_and_named(runs, capsys):
     assert "nothing to show" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"step": 0, "parameters": null}',
+        b'{"step": 1, "loss": 1e308}',
+        b'{"step": 1' + b"0" * 308 + b', "loss": 1.0}',
+        b'{"step": 1, "loss": "low"}',
+        b"\xff\xfe",
+    ],
+    ids=lambda line: line[:24].decode("latin1"),
+)
+def test_a_run_with_impossible_numbers_is_left_out_and_named(runs, capsys, line):
+    metrics = runs / "runs" / "theirs" / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes() + b"\n" + line + b"\n")
+    assert main(["report", str(runs / "runs"), "--out", str(runs / "page.html")]) == 0
+    assert "theirs/metrics.jsonl" in capsys.readouterr().err
+    page = (runs / "page.html").read_text()
+    assert "ours" in page
+    assert "3.3333" in page
+
+
 def test_nonsense_is_refused(tmp_path, capsys):
     assert main(["report", str(tmp_path / "nowhere")]) == 2
     assert "does not exist" in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """A checkpoint is complete or absent."""
 
+import shutil
+
 import pytest
 
 from hypermlp.models import loading
@@ -29,7 +31,7 @@ def test_put_in_place_and_found(tmp_path):
     assert len(loading.checkpoints(tmp_path)) == 2
 
 
-@pytest.mark.parametrize("damage", ["no seal", "missing", "changed", "cut"])
+@pytest.mark.parametrize("damage", ["no seal", "empty seal", "missing", "changed", "cut"])
 def test_what_is_damaged_is_passed_over(tmp_path, damage, capsys):
     for step in (1, 2):
         write(tmp_path / "aside")
@@ -37,6 +39,10 @@ def test_what_is_damaged_is_passed_over(tmp_path, damage, capsys):
     newest = tmp_path / "checkpoint-2"
     if damage == "no seal":
         (newest / loading.SEAL).unlink()
+    elif damage == "empty seal":
+        shutil.rmtree(newest)
+        newest.mkdir()
+        (newest / loading.SEAL).write_text('{"sha256": {}}')
     elif damage == "missing":
         (newest / "sub" / "optimizer.pt").unlink()
     else:

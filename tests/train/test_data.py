@@ -48,6 +48,35 @@ def test_from_the_cache_unless_it_was_touched_or_the_source_changed(settings, co
         prepare(settings)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": "object"}, "its checksum differs"),
+        ({"dtype": "object", "seal": None}, "dtype is 'object', allowed: uint16, uint32"),
+        ({"dtype": "uint32", "seal": None}, r"train.bin has \d+ bytes, not \d+ tokens of uint32"),
+        ({"sha256": {}, "seal": None}, "it has no checksum of train-begins.npy, train.bin, validation-"),
+        ({"tokens": 3, "seal": None}, "it is not a description of prepared data"),
+    ],
+    ids=str,
+)
+def test_a_damaged_description_is_refused(settings, change, message):
+    folder = prepare(settings).folder
+    content = json.loads((folder / "prepared.json").read_text())
+    (folder / "prepared.json").write_text(json.dumps(content | change))
+    with pytest.raises(
+        UserError, match=f"prepared.json is damaged: {message}.*; remove .* and prepare again"
+    ):
+        prepare(settings)
+
+
+def test_data_of_an_earlier_version_has_no_seal(settings):
+    first = prepare(settings)
+    content = json.loads((first.folder / "prepared.json").read_text())
+    del content["seal"]
+    (first.folder / "prepared.json").write_text(json.dumps(content))
+    assert prepare(settings).digest == first.digest
+
+
 def test_nothing_half_written_stays(settings, monkeypatch, tmp_path):
     monkeypatch.setattr(
         "hypermlp.train.data.save_tokenizer", lambda *_: (_ for _ in ()).throw(OSError("disk full"))

@@ -3,19 +3,23 @@
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
+import sys
 import time
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 from hypermlp.cli import main
 from hypermlp.errors import UserError
 from hypermlp.models import HyperMLPForCausalLM, loading
 from hypermlp.train import checkpoints
+from hypermlp.train import run as training
 from hypermlp.train.folder import RunFolder
 from hypermlp.train.recipe import load_recipe
 from hypermlp.train.run import build_model, build_trainer, train
@@ -58,6 +62,11 @@ def test_a_run_learns_and_ends_with_a_model_that_loads(recipe_file, tmp_path):
     curve = losses(tmp_path / "run")
     assert [step for step, _ in curve] == list(range(1, 9))
     assert curve[-1][1] < curve[0][1] - 0.2
+    assert model.config.use_cache
+    tokenizer = AutoTokenizer.from_pretrained(final)
+    assert (tokenizer.padding_side, tokenizer.model_max_length) == ("left", 32)
+    prompts = tokenizer(["document 1", "doc"], padding=True, return_tensors="pt")
+    assert model.generate(**prompts, max_new_tokens=4).shape == (2, len("document 1") + 4)
 
 
 def test_half_and_half_equals_the_whole(recipe_file, tmp_path):
@@ -211,8 +220,10 @@ def test_an_exploding_loss_stops(recipe_file, tmp_path, capsys):
     assert "the batch is in" in capsys.readouterr().err
 
 
-def run_command(arguments, limit=None):
+def run_command(arguments, limit=None, errors=None):
     os.setpgrp()
+    if errors is not None:
+        sys.stderr = errors.open("w")
     if limit is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
@@ -242,15 +253,43 @@ def test_a_signal_saves_and_stops(recipe_file, tmp_path, server, number):
     assert 3 <= loading.step_of(loading.newest_complete(run)) < 500
 
 
+def test_a_signal_before_the_first_step_stops_in_order(recipe_file, tmp_path, server):
+    arguments = [str(recipe_file), "--out", str(tmp_path / "run")]
+    process = server.Process(target=stop_while_preparing, args=(arguments,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+
+
+def stop_while_preparing(arguments):
+    training.prepare = lambda data: os.kill(os.getpid(), signal.SIGTERM)
+    run_command(arguments)
+
+
+def test_a_resumed_run_takes_its_frequencies_from_the_recipe(recipe_file, tmp_path):
+    path = tmp_path / "run"
+    same = ["training.decay_steps=8", "training.keep=9"]
+    train(load_recipe(str(recipe_file), [*same, "training.steps=4"]), path)
+    changes = ["training.save_every=3", "training.eval_every=2", "training.log_every=2"]
+    train(load_recipe(str(recipe_file), [*same, *changes]), path, resume=True)
+    assert [loading.step_of(folder) for folder in loading.checkpoints(path)] == [8, 6, 4, 2]
+    records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in records if "eval_train_loss" in r] == [4, 6, 8]
+    assert [r["step"] for r in records if "loss" in r] == [1, 2, 3, 4, 6, 8]
+
+
 def test_a_full_disk_leaves_the_checkpoint_before(recipe_file, tmp_path, server):
     run = tmp_path / "run"
     train(load_recipe(str(recipe_file), ["training.steps=4", "training.decay_steps=8"]), run)
     before = everything(run / "checkpoint-4")
     arguments = [str(recipe_file), "--out", str(run), "--set", "training.decay_steps=8", "--resume"]
-    process = server.Process(target=run_command, args=(arguments, 50_000))
+    process = server.Process(target=run_command, args=(arguments, 50_000, tmp_path / "errors"))
     process.start()
     process.join(60)
     assert process.exitcode == 2
+    said = (tmp_path / "errors").read_text().strip().splitlines()[-1]
+    assert re.match(r"hypermlp train: checkpoint .*run/checkpoint-\d+ could not be written \(.*\); the", said)
+    assert len(said) < 700
     assert loading.newest_complete(run).name == "checkpoint-4"
     assert_same(before, everything(run / "checkpoint-4"))
     assert not list((run / checkpoints.ASIDE).glob("*"))

@@ -2,6 +2,8 @@
 
 import io
 import json
+import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -52,6 +54,49 @@ def test_sample_reports_mistakes(tmp_path, run, capsys):
     assert main(["sample", str(run), "x", "--tokens", "0"]) == 2
     assert main(["sample", str(run), "x", "--tokens", "1000"]) == 2
     assert "the model's context has 32" in capsys.readouterr().err
+
+
+def damaged(run, tmp_path, file, content):
+    folder = tmp_path / "damaged"
+    shutil.copytree(run / "final", folder)
+    if isinstance(content, dict):
+        content = json.dumps(json.loads((folder / file).read_text()) | content).encode()
+    (folder / file).write_bytes(content)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("model.safetensors", b"\0" * 100, "the weights in .* cannot be loaded"),
+        ("config.json", {"hidden_size": 64, "intermediate_size": 256}, "the weights in .* cannot be loaded"),
+        ("config.json", {"hidden_size": 10**9}, "hidden_size \\(1000000000\\)"),
+        ("config.json", {"rank": 10**11}, "this machine has .* GiB. Lower .* rank \\(100000000000\\)"),
+        (
+            "config.json",
+            {"num_hidden_layers": 10**12},
+            "num_hidden_layers is 10{12}; it must be at most",
+        ),
+        ("config.json", {"hidden_size": "wide"}, "config.json is not the configuration of a model"),
+        ("generation_config.json", {"num_beams": -3}, "generation_config.json cannot be used: .*num_beams"),
+    ],
+    ids=str,
+)
+def test_sample_names_the_damaged_file(run, tmp_path, capsys, file, content, message):
+    folder = damaged(run, tmp_path, file, content)
+    capsys.readouterr()
+    assert main(["sample", folder, "x", "--tokens", "2"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert re.search(message, said)
+    assert re.match(r"hypermlp sample: .*damaged", said.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    "option", [["--temperature", "nan"], ["--temperature", "1e-300"], ["--seed", str(10**30)]]
+)
+def test_sample_refuses_numbers_that_mean_nothing(run, capsys, option):
+    assert main(["sample", str(run), "x", *option]) == 2
+    assert f"{option[0]} is" in capsys.readouterr().err
 
 
 def test_pipeline(run):

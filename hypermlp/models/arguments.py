@@ -1,0 +1,77 @@
+"""Checks of the arguments of a Hugging Face model.
+
+Shapes: B batch, T new positions, P positions in the cache.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hypermlp.config import near_miss
+from hypermlp.errors import UserError
+
+MODEL_ARGUMENTS = (
+    "input_ids",
+    "attention_mask",
+    "position_ids",
+    "document_ids",
+    "past_key_values",
+    "inputs_embeds",
+    "use_cache",
+)
+CAUSAL_ARGUMENTS = (*MODEL_ARGUMENTS, "labels", "logits_to_keep", "skip_logits")
+PASSED = (  # arguments of transformers that a model receives as keywords
+    "output_hidden_states",
+    "output_attentions",
+    "return_dict",
+    "num_items_in_batch",
+    "shift_labels",
+)
+
+
+def check_arguments(given: Mapping[str, Any], own: Iterable[str]) -> None:
+    """Raise for an argument of ``forward`` that the model does not have, and for attention maps.
+
+    Args:
+        given: what ``forward`` received beyond its own arguments. transformers passes None for some names.
+        own: the names of the arguments of ``forward``.
+    """
+    for name, value in given.items():
+        if name not in PASSED and value is not None:
+            allowed = [*own, *PASSED]
+            raise UserError(
+                f"the model has no argument {name!r}{near_miss(name, allowed)}; allowed: {', '.join(allowed)}"
+            )
+    if given.get("output_attentions"):
+        raise UserError(
+            "output_attentions is True, but the model has no attention maps: its scores are mixed along the "
+            "sequence; leave it out, and look at the memory with `hypermlp inspect`"
+        )
+
+
+def check_context(context: int | None, starts: Tensor | None, state: Any, *, new: int) -> None:
+    """Raise if one of the ``new`` tokens sees more than ``context`` tokens; None is any number.
+
+    Where only the device knows the numbers, the operators check them.
+
+    Args:
+        starts: the first position that each token sees, ``[B]`` or ``[B, T]``; None: as in the state.
+        state: the decoding state that the tokens continue, or None.
+    """
+    past = 0 if state is None else state.past
+    if context is None or isinstance(past, Tensor) or past + new <= context:
+        return
+    seen = past + new
+    starts = state.following_starts() if starts is None and state is not None else starts
+    if starts is not None:
+        if torch.compiler.is_compiling() or starts.device.type != "cpu":
+            return
+        rows = starts[:, None] if starts.dim() == 1 else starts
+        seen = int((torch.arange(past + 1, past + new + 1) - rows).max())
+    if seen > context:
+        raise UserError(
+            f"{seen} tokens in a row, but the model's context is {context} (max_position_embeddings); "
+            "shorten the input, or train a model with a longer context"
+        )
