@@ -151,13 +151,19 @@ def test_no_openmp_runtime_is_linked():
     assert not re.search(r"GOMP|__kmpc|omp_", names)
 
 
-def test_one_file_includes_torch():
-    includes = {source.name for source in build.SOURCES.iterdir() if "#include <torch" in source.read_text()}
-    assert includes == {"tensors.h"}
-    users = {
-        source.name for source in build.SOURCES.iterdir() if '#include "tensors.h"' in source.read_text()
-    }
+def test_only_the_boundary_includes_torch():
+    texts = {source.name: source.read_text() for source in build.SOURCES.iterdir()}
+    includes = {name for name, text in texts.items() if "#include <torch" in text}
+    assert includes == {"guard.h", "tensors.h"}
+    users = {name for name, text in texts.items() if re.search('#include "(guard|tensors).h"', text)}
     assert users == {"ops.cpp"}
+
+
+def test_no_exception_leaves_the_library():
+    """A wheel's library has its own C++ runtime: an exception that leaves it would end the process."""
+    registered = re.findall(r"m\.impl\(.*\);", (build.SOURCES / "ops.cpp").read_text())
+    assert registered
+    assert all("hypermlp::guarded<TORCH_BOX(" in line for line in registered), registered
 
 
 def test_the_cpp_sources_are_formatted():

@@ -2,6 +2,7 @@
 // defines their schemas, fakes and derivatives. float16 and bfloat16 are computed in float32.
 #include <tuple>
 
+#include "guard.h"
 #include "parallel.h"
 #include "tensors.h"
 
@@ -345,9 +346,9 @@ extern "C" int64_t hypermlp_backward_tasks(int64_t batch, int64_t heads, int64_t
 }
 
 STABLE_TORCH_LIBRARY_IMPL(hypermlp, CPU, m) {
-    m.impl("native", TORCH_BOX(&hypermlp::native));
-    m.impl("native_grad", TORCH_BOX(&hypermlp::native_grad));
-    m.impl("native_step", TORCH_BOX(&hypermlp::native_step));
-    m.impl("native_conv_pair", TORCH_BOX(&hypermlp::native_conv_pair));
-    m.impl("native_conv_pair_backward", TORCH_BOX(&hypermlp::native_conv_pair_backward));
+    m.impl("native", hypermlp::guarded<TORCH_BOX(&hypermlp::native)>);
+    m.impl("native_grad", hypermlp::guarded<TORCH_BOX(&hypermlp::native_grad)>);
+    m.impl("native_step", hypermlp::guarded<TORCH_BOX(&hypermlp::native_step)>);
+    m.impl("native_conv_pair", hypermlp::guarded<TORCH_BOX(&hypermlp::native_conv_pair)>);
+    m.impl("native_conv_pair_backward", hypermlp::guarded<TORCH_BOX(&hypermlp::native_conv_pair_backward)>);
 }
