@@ -5,7 +5,6 @@ process that crashes or hangs is a finding, and the next one continues after tha
 """
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,10 +13,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from fuzz.core import KEPT, Case, Worker, draw_case, shrink, write_finding
+from fuzz.core import KEPT, TESTS, Case, Worker, draw_case, environment, shrink, write_finding
 from fuzz.parts import PARTS
 
-TESTS = Path(__file__).parents[1]
 POLL = 0.25
 
 
@@ -26,19 +24,6 @@ def commit() -> str:
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
-
-
-def environment(part: str) -> dict[str, str]:
-    """Return the environment of a part's process. Two processes share the cores: none may spin or download."""
-    paths = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
-    fixed = {
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "OMP_WAIT_POLICY": "passive",
-        "OMP_NUM_THREADS": "2",
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONFAULTHANDLER": "1",
-    }
-    return os.environ | fixed | ({"TRITON_INTERPRET": "1"} if part == "triton" else {})
 
 
 class Job:

@@ -16,10 +16,24 @@ from pathlib import Path
 from typing import Any
 
 Case = dict[str, Any]
+TESTS = Path(__file__).parents[1]
 SHRINK_TRIES = 150
 SHRINK_SECONDS = 60.0
 KEPT = 3
 """Reproductions that are written for one kind of finding; the others are counted."""
+
+
+def environment(part: str = "") -> dict[str, str]:
+    """Return the environment of a part's processes: they find this tree, share the cores, and are offline."""
+    paths = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
+    fixed = {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "OMP_WAIT_POLICY": "passive",
+        "OMP_NUM_THREADS": "2",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
+    return os.environ | fixed | ({"TRITON_INTERPRET": "1"} if part == "triton" else {})
 
 
 class Finding(Exception):
