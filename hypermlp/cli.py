@@ -67,6 +67,18 @@ COMMANDS = {
 }
 
 
+EXTRAS = {  # package -> the extra that installs it
+    **dict.fromkeys(
+        ("accelerate", "datasets", "filelock", "huggingface_hub", "pyarrow", "rich", "tensorboard"), "train"
+    ),
+    **dict.fromkeys(("tokenizers", "tqdm", "transformers", "yaml"), "train"),
+    **dict.fromkeys(("fastapi", "uvicorn"), "serve"),
+    **dict.fromkeys(("jinja2", "matplotlib"), "report"),
+    "lm_eval": "eval",
+    "ray": "cluster",
+}
+
+
 def implementation(name: str) -> Any:
     """Import a command's implementation: its ``arguments``, and ``main(args)``, which runs it.
 
@@ -106,13 +118,30 @@ def main(argv: list[str] | None = None) -> int:
     name = next((" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in COMMANDS), None)
     if name is None:
         return explain(words)
-    command, implemented = COMMANDS[name], implementation(name)
+    command = COMMANDS[name]
+    try:
+        return _run(name, command, words[len(name.split()) :])
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        print(
+            f"hypermlp {name} needs the package {package}, which is not installed: "
+            f"pip install 'hypermlp[{EXTRAS[package]}]'",
+            file=sys.stderr,
+        )
+        return 2
+
+
+def _run(name: str, command: Command, words: list[str]) -> int:
+    """Import, parse and run one command; return its exit code."""
+    implemented = implementation(name)
     parser = argparse.ArgumentParser(
         prog=f"hypermlp {name}", description=command.summary, epilog=f"example: {command.example}"
     )
     for argument in implemented.arguments:
         parser.add_argument(*argument.names, **argument.settings)
-    args = parser.parse_args(words[len(name.split()) :])
+    args = parser.parse_args(words)
     try:
         implemented.main(args)
     except BrokenPipeError:  # stdout was closed, for example by `head`

@@ -210,8 +210,9 @@ def require(name: str, value: object, holds: bool, allowed: str) -> None:
 
 def near_miss(name: str, options: Iterable[str]) -> str:
     """Return a note such as ``" (did you mean 'rank'?)"`` for a misspelled option; empty if none is close."""
-    close = difflib.get_close_matches(name.lower(), options, n=1, cutoff=0.75)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    by_lower = {option.lower(): option for option in options}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.75)
+    return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
 
 
 def is_integer(value: object) -> bool:

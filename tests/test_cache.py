@@ -1,5 +1,6 @@
 """One root for everything that is cached: HYPERMLP_CACHE, or a folder in the user's cache."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -49,3 +50,42 @@ def test_data_of_earlier_revisions_is_found(cache, settings, tmp_path):
     shutil.move(folder, earlier)
     assert prepare(settings).folder == earlier
     assert not [path for path in (root / "data").iterdir() if path.is_dir()]
+
+
+@pytest.fixture
+def kernels(tmp_path, monkeypatch):
+    monkeypatch.setenv("HYPERMLP_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "cache" / "kernels"
+    folder.mkdir(parents=True, mode=0o755)
+    return folder
+
+
+def test_a_cache_of_another_user_is_refused(kernels, monkeypatch):
+    assert build.library_path().parent == kernels
+    monkeypatch.setattr(os, "getuid", lambda: kernels.stat().st_uid + 1)
+    if kernels.stat().st_uid == 0:  # root's folders are trusted
+        os.chown(kernels, 12345, -1)
+    with pytest.raises(
+        build.BuildError, match=r"belongs to user \d+, .*name a folder of your own in HYPERMLP"
+    ):
+        build.library_path()
+
+
+@pytest.mark.parametrize("which", ["kernels", "root"])
+def test_a_cache_that_others_can_write_to_is_refused(kernels, which):
+    folder = kernels if which == "kernels" else kernels.parent
+    folder.chmod(0o777)
+    with pytest.raises(build.BuildError, match=f"{folder} can be written by other users, .*chmod go-w"):
+        build.build(quiet=True)
+    if which == "root":
+        folder.chmod(0o1777)  # like /tmp
+        assert build.library_path().parent == kernels
+
+
+def test_a_lock_that_is_a_link_is_not_followed(kernels, tmp_path):
+    (tmp_path / "precious").write_text("content")
+    lock = build.library_path().with_suffix(".lock")
+    lock.symlink_to(tmp_path / "precious")
+    with pytest.raises(build.BuildError, match="cannot write to the cache"):
+        build.build(quiet=True)
+    assert (tmp_path / "precious").read_text() == "content"

@@ -14,7 +14,7 @@ LEVELS = [
     {"layers", "testing", "jobs"},
     {"models"},
     {"train", "mad"},
-    {"costs", "study", "evals", "bench", "theory", "inspect", "demo"},
+    {"costs", "study", "evals", "bench", "theory", "inspect", "demo", "serve"},
     {"commands", "cli", "__main__"},
 ]
 LEVEL = {name: i for i, names in enumerate(LEVELS) for name in names}

@@ -1,47 +1,47 @@
-"""``hypermlp serve``: serve a model with the OpenAI-compatible server of transformers."""
+"""``hypermlp serve``: serve a model with the completions of OpenAI's API."""
 
 from pathlib import Path
 
-from huggingface_hub.constants import HF_HUB_CACHE
-
-from hypermlp.commands.shared import CHECKPOINT, Args, Argument, command
+from hypermlp.commands.shared import CHECKPOINT, DEVICE, Args, Argument, command, require_at_least
 from hypermlp.errors import UserError
-from hypermlp.models import HyperMLPForCausalLM
-from hypermlp.models.loading import model_folder
+from hypermlp.models.loading import load
 
 
 @command(
     CHECKPOINT,
     Argument("--host", default="localhost", help="address to listen on (default: localhost)"),
     Argument("--port", type=int, default=8000, help="port to listen on (default: 8000)"),
-    Argument("--device", default="auto", help="cpu, cuda:0, ... (default: auto)"),
+    Argument("--device", default=DEVICE, help=f"cpu, cuda:0, ... (default here: {DEVICE})"),
+    Argument("--waiting", type=int, default=32, help="requests that wait or run at a time (default: 32)"),
+    Argument(
+        "--timeout", type=int, default=300, metavar="SECONDS", help="longest time of a request (default: 300)"
+    ),
 )
 def main(args: Args) -> None:
-    folder = model_folder(args.checkpoint).resolve()
-    Path(HF_HUB_CACHE).mkdir(parents=True, exist_ok=True)  # /v1/models fails without it
+    require_at_least(args, port=1, waiting=1, timeout=1)
     try:
-        from transformers.cli.serve import Serve
+        import uvicorn
 
-        add_model_class_to_server()
-        print(
-            f"http://{args.host}:{args.port}/v1/completions serves {folder}; "
-            "requests may leave the model out; Ctrl-C stops the server",
-            flush=True,
-        )
-        Serve(str(folder), host=args.host, port=args.port, device=args.device)
+        from hypermlp.serve.app import Limits, Server, build_app
     except ImportError as error:
         raise UserError(f"serving needs more packages: pip install 'hypermlp[serve]' ({error})") from error
+    model, tokenizer = load(args.checkpoint)
+    try:
+        model = model.to(args.device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"--device is {args.device!r}, which is not usable here: {error}") from error
+    name = model_name(args.checkpoint)
+    app = build_app(Server(model, tokenizer, name, Limits(waiting=args.waiting, seconds=args.timeout)))
+    print(
+        f"http://{args.host}:{args.port}/v1/completions serves {name}; requests may leave the model out; "
+        "Ctrl-C stops the server",
+        flush=True,
+    )
+    uvicorn.run(app, host=args.host, port=args.port, log_level="warning")
 
 
-def add_model_class_to_server() -> None:
-    """Make the server of transformers find our model class.
-
-    The server does not use the registry of the Auto classes: ``ModelManager._load_model`` evaluates
-    ``getattr(transformers, config.architectures[0])``, so the class must be an attribute of the module
-    ``transformers`` that the server imported, which is not always ours. transformers 5.22 has no other way.
-    tests/commands/test_serve.py fails when the server begins to load registered classes; then this function
-    can be removed.
-    """
-    from transformers.cli.serving import model_manager
-
-    setattr(vars(model_manager)["transformers"], HyperMLPForCausalLM.__name__, HyperMLPForCausalLM)
+def model_name(checkpoint: str) -> str:
+    """Return the name of a saved model: that of its run, or of its folder."""
+    folder = Path(checkpoint).resolve()
+    inside = folder.name == "final" or folder.name.startswith("checkpoint-")
+    return folder.parent.name if inside else folder.name

@@ -222,6 +222,8 @@ class SequenceMixer(nn.Module):
         """
         if not isinstance(weight, Tensor):
             return
+        if weight.is_meta and not x.is_meta:
+            return  # the weight is kept elsewhere, and a hook brings it when the module is called
         if x.device != weight.device:
             raise UserError(f"x is on {x.device}, the layer on {weight.device}; move one of them")
         if x.dtype != weight.dtype and weight.is_floating_point() and not autocast_enabled(x.device.type):

@@ -4,7 +4,7 @@ import dataclasses
 import importlib
 from typing import Any
 
-from hypermlp.config import MixerConfig
+from hypermlp.config import MixerConfig, near_miss
 from hypermlp.errors import UserError
 from hypermlp.label import BASES, GRAMMAR, Label
 from hypermlp.layers.base import SequenceMixer
@@ -31,21 +31,32 @@ BASELINES = {  # name -> module and class in hypermlp.layers.baselines, imported
     "fox": "fox:ForgettingAttention",
 }
 OURS = ("G-cg-q-12o", "R-cg-q-12o")
+PAPER_NAMES = dict(zip(("HyperGLU", "HyperMLP"), OURS, strict=True))
 
 
 def chosen_mixers(names: list[str]) -> list[str]:
     """Return each name once, with HyperGLU, HyperMLP and every baseline in the place of "all"."""
     everything = [*OURS, *BASELINES]
-    return list(dict.fromkeys(mixer for name in names for mixer in (everything if name == "all" else [name])))
+    chosen = (mixer for name in names for mixer in (everything if name == "all" else [name]))
+    return list(dict.fromkeys(PAPER_NAMES.get(mixer, mixer) for mixer in chosen))
 
 
 def mixer_name(name: str) -> str:
-    """Return the name of a baseline, or a label in its usual spelling; raise for anything else."""
+    """Return the name of a baseline, or a label in its usual spelling; raise for anything else.
+
+    "HyperGLU" and "HyperMLP" are names of their labels.
+    """
+    if isinstance(name, str) and name in PAPER_NAMES:
+        return PAPER_NAMES[name]
     if isinstance(name, str) and name in BASELINES:
         return name
     baselines = ", ".join(BASELINES)
     if isinstance(name, str) and name[:1] not in tuple(BASES):
-        raise UserError(f"unknown mixer {name!r}; allowed: {baselines}, or a label: {GRAMMAR}")
+        names = [*PAPER_NAMES, *BASELINES]
+        raise UserError(
+            f"unknown mixer {name!r}{near_miss(name, names)}; allowed: {', '.join(names)}, or a label: "
+            f"{GRAMMAR}"
+        )
     try:
         return str(Label.parse(name))
     except ValueError as error:
@@ -72,9 +83,10 @@ def build_mixer(name: str, *, hidden_size: int, max_length: int, **settings: Any
     softmax-naive, diff and fox) accepts no sliding window, and its state cannot be cropped.
 
     Args:
-        name: a label, such as "G-cg-q-12o" (see ``hypermlp.label``), or a baseline: "softmax" (with RoPE),
-            "softmax-naive" (the same without a fused kernel), "linear", "retnet", "gla", "hgrn", "hgrn2",
-            "deltanet", "gated-deltanet", "gsa", "mamba", "rwkv7", "path", "diff" or "fox".
+        name: "HyperGLU", "HyperMLP", a label, such as "G-cg-q-12o" (see ``hypermlp.label``), or a baseline:
+            "softmax" (with RoPE), "softmax-naive" (the same without a fused kernel), "linear", "retnet",
+            "gla", "hgrn", "hgrn2", "deltanet", "gated-deltanet", "gsa", "mamba", "rwkv7", "path", "diff" or
+            "fox".
         hidden_size: width of the input and the output.
         max_length: for a label, the most positions that one position can see. Baselines accept longer input.
         settings: for a label, ``compression`` (4) and what else ``MixerConfig.from_label`` accepts. For a

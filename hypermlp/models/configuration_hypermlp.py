@@ -11,7 +11,7 @@ from transformers.utils import logging
 from hypermlp.config import is_integer, near_miss, require
 from hypermlp.errors import UserError
 from hypermlp.layers.canon import PLACES
-from hypermlp.layers.registry import BASELINES, Config, mixer_config
+from hypermlp.layers.registry import BASELINES, PAPER_NAMES, Config, mixer_config
 
 logger = logging.get_logger(__name__)
 MOST_LAYERS = 10_000
@@ -46,9 +46,9 @@ class HyperMLPConfig(PreTrainedConfig):
     "rwkv7", "path", "diff" and "fox".
 
     Args:
-        mixer: the sequence mixer: a label such as "G-cg-q-12o" (HyperGLU, the default) or "S-p" (softmax
-            attention with RoPE), the name of a baseline, or a list with one of these for each layer, such as
-            ``["G-cg-q-12o", "gla"]`` for two layers.
+        mixer: the sequence mixer: "HyperGLU", "HyperMLP", a label such as "G-cg-q-12o" (HyperGLU, the
+            default) or "S-p" (softmax attention with RoPE), the name of a baseline, or a list with one of
+            these for each layer, such as ``["G-cg-q-12o", "gla"]`` for two layers.
         hidden_size: width of the model (768).
         num_hidden_layers: number of blocks (12).
         num_heads: heads of a label's layer (2); num_attention_heads is another name of it. It does not apply
@@ -147,6 +147,10 @@ class HyperMLPConfig(PreTrainedConfig):
         allowed = f"at most {MOST_LAYERS:,}"
         require("num_hidden_layers", self.num_hidden_layers, self.num_hidden_layers <= MOST_LAYERS, allowed)
         require("block", self.block, self.block in BLOCKS, " or ".join(map(repr, BLOCKS)))
+        if isinstance(self.mixer, str):
+            self.mixer = PAPER_NAMES.get(self.mixer, self.mixer)
+        else:
+            self.mixer = [PAPER_NAMES.get(name, name) for name in self.mixer]
         if isinstance(self.mixer, list):
             fits = len(self.mixer) == self.num_hidden_layers
             allowed = f"one label, or a list of num_hidden_layers = {self.num_hidden_layers} of them"

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from hypermlp.cache import cache_directory
+from hypermlp.cache import cache_directory, require_private
 from hypermlp.errors import UserError
 
 SOURCES = Path(__file__).parent / "csrc"
@@ -66,6 +66,7 @@ def library_path() -> Path:
     """
     try:
         folder = cache_directory() / "kernels"
+        require_private(folder)
     except UserError as error:
         raise BuildError(str(error)) from error
     sources = [source.name.encode() + b"\0" + source.read_bytes() for source in sorted(SOURCES.iterdir())]
@@ -89,7 +90,7 @@ def build(*, quiet: bool = False, force: bool = False) -> Path:
     if not force and _is_whole(path):
         return path
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _lock(path.with_suffix(".lock")):
             if force or not _is_whole(path):
                 _compile(path, quiet=quiet)
@@ -182,7 +183,9 @@ def _lock(path: Path) -> Iterator[None]:
     except ImportError:  # the system has no such locks
         yield
         return
-    with open(path, "w") as file:
+    # Do not follow a link: it may lead to a file that must not be touched.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "w") as file:
         deadline = time.monotonic() + LOCK_SECONDS
         while time.monotonic() < deadline:
             with contextlib.suppress(BlockingIOError):

@@ -2,6 +2,7 @@
 
 import json
 import sysconfig
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def stdlib_files() -> list[Path]:
 
 def source_files(source: str) -> list[Path]:
     """Return a file, or the files of a folder that can be read; raise if there is none."""
-    path = Path(source)
+    path = Path(source).expanduser()
     if not path.exists():
         raise UserError(
             f"data.source is {source!r}, which does not exist; "
@@ -61,6 +62,15 @@ def source_files(source: str) -> list[Path]:
             f"data.source is {source!r}; allowed are files of {', '.join(SUFFIXES)}, or a folder with some"
         )
     return files
+
+
+def skipped_files(source: str) -> Counter[str]:
+    """Return how many files of a folder are not read, by their suffix."""
+    path = Path(source).expanduser()
+    if source == "stdlib" or not path.is_dir():
+        return Counter()
+    others = (file for file in path.rglob("*") if file.is_file() and file.suffix not in SUFFIXES)
+    return Counter(file.suffix or "no suffix" for file in others)
 
 
 def _read_file(path: Path, data: DataSettings) -> Iterator[str]:

@@ -28,7 +28,7 @@ from hypermlp.cache import cache_directory
 from hypermlp.errors import UserError, first_line
 from hypermlp.models.loading import file_digest
 from hypermlp.train.checkpoints import digests, publish_folder
-from hypermlp.train.corpus import corpus_files, documents
+from hypermlp.train.corpus import SUFFIXES, corpus_files, documents, skipped_files
 from hypermlp.train.recipe import DataSettings
 from hypermlp.train.tokenization import build_tokenizer, save_tokenizer
 
@@ -135,7 +135,7 @@ def _prepared_folder(data: DataSettings) -> Path:
     """Return the folder of the prepared data: in ``data.cache``, or in the folder ``data`` of our cache."""
     key = _key(data)
     if data.cache:
-        return Path(data.cache) / key
+        return Path(data.cache).expanduser() / key
     root = cache_directory()
     # Data prepared by earlier revisions is in a folder beside the root, or in HYPERMLP_CACHE.
     earlier = Path(os.environ.get("HYPERMLP_CACHE") or root.parent) / "hypermlp-data" / key
@@ -183,6 +183,10 @@ def _write(data: DataSettings, folder: Path) -> None:
     (folder / DESCRIPTION).write_text(json.dumps(sealed, indent=2) + "\n")
     counts = ", ".join(f"{sum(lengths[split]):,} tokens for {split}" for split in SPLITS)
     print(f"prepared {data.source}: {counts}", flush=True)
+    skipped = skipped_files(data.source)
+    if skipped:
+        kinds = ", ".join(f"{count} of {suffix}" for suffix, count in skipped.most_common(5))
+        print(f"not read: {skipped.total()} files ({kinds}); read are {', '.join(SUFFIXES)}", flush=True)
 
 
 def _write_tokens(

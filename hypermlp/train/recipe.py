@@ -17,7 +17,7 @@ import yaml
 from hypermlp.config import is_integer, near_miss, require
 from hypermlp.errors import UserError
 from hypermlp.label import PAPER_ROWS
-from hypermlp.layers.registry import BASELINES, mixer_name
+from hypermlp.layers.registry import BASELINES, PAPER_NAMES, mixer_name
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
 
 MATCH, MATCH_TOLERANCE = "match_parameters", 0.005
@@ -284,6 +284,8 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     )
     for override in overrides:
         _override(content, override)
+    if isinstance(content.get("model"), dict) and isinstance(content["model"].get("mixer"), str):
+        content["model"]["mixer"] = PAPER_NAMES.get(content["model"]["mixer"], content["model"]["mixer"])
     if isinstance(content.get("training"), dict) and isinstance(content.get("model"), dict):
         _resolve_rates(content["training"], content["model"].get("mixer", HyperMLPConfig.mixer))
     return build(Recipe, content, "")

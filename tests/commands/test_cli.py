@@ -50,6 +50,32 @@ def test_a_mistake_of_the_user_is_one_line(monkeypatch, capsys, error):
     assert capsys.readouterr().err == f"hypermlp info: {error}\n"
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("command", ["train demo", "sample x", "plan demo", "demo", "flops demo", "serve x"])
+def test_a_missing_package_is_named_with_its_extra(command):
+    """As after a plain `pip install .`: nothing but torch, numpy and safetensors."""
+    code = (
+        "import sys\n"
+        "for name in ('transformers', 'tokenizers', 'datasets', 'accelerate', 'rich', 'yaml', 'filelock',"
+        " 'tqdm', 'huggingface_hub'):\n"
+        "    sys.modules[name] = None\n"
+        f"from hypermlp.cli import main; sys.exit(main({command.split()!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "pip install 'hypermlp[train]'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_another_missing_module_is_a_bug(monkeypatch):
+    def fail(args):
+        import hypermlp.nonsense  # type: ignore[import-not-found]  # noqa: F401
+
+    monkeypatch.setattr(info, "main", shared.command()(fail))
+    with pytest.raises(ModuleNotFoundError, match="hypermlp.nonsense"):
+        main(["info"])
+
+
 @pytest.mark.parametrize("kind", [ValueError, RuntimeError, AssertionError, TypeError])
 def test_a_bug_keeps_its_traceback(monkeypatch, kind):
     def fail(args):

@@ -7,6 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hypermlp.costs import mixer as budget
+from hypermlp.layers import build_mixer
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM, configuration_hypermlp
 
 
@@ -84,6 +85,15 @@ def test_mixers_cost_what_the_budget_says(label):
     assert sum(p.numel() for p in model.model.layers[0].mixer.parameters()) == budget.parameter_count(
         config.mixer_config(0)
     )
+
+
+def test_the_papers_names_are_labels():
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2}
+    assert HyperMLPConfig(mixer="HyperGLU", **sizes).mixer == "G-cg-q-12o"
+    assert HyperMLPConfig(mixer=["HyperMLP", "gla"], **sizes).mixer == ["R-cg-q-12o", "gla"]
+    assert build_mixer("HyperMLP", hidden_size=32, max_length=8).config.activation == "relu"
+    with pytest.raises(ValueError, match=r"unknown mixer 'HyperMLPs' \(did you mean"):
+        HyperMLPConfig(mixer="HyperMLPs", **sizes)
 
 
 def test_attention_heads_are_heads(tmp_path):

@@ -51,7 +51,9 @@ def test_every_row_builds_and_steps(tmp_path, capsys):
     assert not (tmp_path / "running").exists()
     capsys.readouterr()
     assert main([*SMOKE, str(tmp_path)]) == 0
-    assert "35 of 35 cells are recorded" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "35 of 35 cells are recorded" in said.err
+    assert all(f"| {row} |" in said.out for row in ROWS)
 
 
 @pytest.mark.slow

@@ -77,6 +77,18 @@ def test_data_of_an_earlier_version_has_no_seal(settings):
     assert prepare(settings).digest == first.digest
 
 
+def test_a_home_folder_is_found_and_skipped_files_are_counted(
+    settings, corpus, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("a.pdf", "b.pdf", "notes"):
+        (corpus / name).write_text("x")
+    settings.source = "~/corpus"
+    prepared = prepare(settings)
+    assert prepared.description["documents"]["train"] > 30
+    assert "not read: 3 files (2 of .pdf, 1 of no suffix); read are .txt" in capsys.readouterr().out
+
+
 def test_nothing_half_written_stays(settings, monkeypatch, tmp_path):
     monkeypatch.setattr(
         "hypermlp.train.data.save_tokenizer", lambda *_: (_ for _ in ()).throw(OSError("disk full"))

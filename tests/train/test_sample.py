@@ -127,7 +127,7 @@ def test_serve_answers_like_openai(run, tmp_path):
         server = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         body = {
-            "model": str((run / "final").resolve()),
+            "model": run.name,
             "prompt": "document 1",
             "max_tokens": 5,
             "temperature": 0,
