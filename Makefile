@@ -4,10 +4,15 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 STAMP := $(VENV)/installed
 
+# Tools for releases and for the files of the repository, in an environment of their own.
+TOOLS := $(VENV)/tools
+TOOLS_STAMP := $(TOOLS)/installed
+export ZIG ?= $(abspath $(TOOLS))/bin/python -m ziglang
+
 # Two processes of two threads each share two cores: a thread that waits must not spin.
 PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2
 
-.PHONY: demo check test test-all sanitize sanitize-threads lint clean
+.PHONY: demo check test test-all wheels check-files sanitize sanitize-threads lint clean
 
 demo: $(STAMP)
 	$(BIN)/hypermlp demo
@@ -19,8 +24,25 @@ check: lint
 test: lint
 	$(PYTEST)
 
-test-all: lint
+test-all: lint $(TOOLS_STAMP) check-files
 	$(PYTEST) -m ""
+
+# The source archive, the wheel that builds its kernels on first use, and the wheels that contain kernels.
+wheels: $(STAMP) $(TOOLS_STAMP)
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+	for target in linux-x86_64 linux-aarch64 macos-arm64; do \
+	HYPERMLP_WHEEL=$$target $(BIN)/python -m hatchling build -t wheel -d dist || exit 1; done
+	for wheel in dist/*manylinux*.whl; do $(TOOLS)/bin/auditwheel show --disable-isa-ext-check $$wheel || exit 1; done
+
+# Workflows, templates and the citation, against their schemas.
+SCHEMA := $(TOOLS)/bin/check-jsonschema --builtin-schema vendor
+check-files: $(TOOLS_STAMP)
+	$(SCHEMA).github-workflows .github/workflows/*.yml
+	$(SCHEMA).github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/feature.yml
+	$(SCHEMA).github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(SCHEMA).citation-file-format CITATION.cff
+	$(TOOLS)/bin/zizmor --offline --quiet .github/workflows
 
 # Run the native kernels under the address and undefined-behaviour sanitizers of g++, over the shapes of the contract.
 # TESTS="-k ..." restricts it.
@@ -53,6 +75,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt torch
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $(STAMP)
+
+$(TOOLS_STAMP): constraints.txt
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/pip install --quiet -c constraints.txt ziglang auditwheel check-jsonschema zizmor
+	touch $(TOOLS_STAMP)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis

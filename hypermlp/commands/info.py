@@ -9,7 +9,7 @@ import torch
 from hypermlp import __version__
 from hypermlp.commands.shared import Args, Argument, command
 from hypermlp.errors import UserError
-from hypermlp.ops import build
+from hypermlp.ops import native
 from hypermlp.ops.arguments import Request
 from hypermlp.ops.dispatch import BACKENDS, choose_backend
 from hypermlp.ops.triton import selfcheck
@@ -51,10 +51,10 @@ def _self_check() -> str:
 
 
 def _kernels() -> str:
-    """Return the path of the built CPU kernels, or the reason why they cannot be built."""
+    """Return the instruction set and origin of the CPU kernels, or the reason why there are none."""
     try:
-        return str(build.library_path())
-    except build.BuildError as error:
+        return native.origin()
+    except UserError as error:
         return str(error)
 
 

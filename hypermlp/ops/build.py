@@ -1,9 +1,9 @@
 """Build the C++ kernels once, on first use, and keep them in the user's cache.
 
-Nothing is compiled at install or import. The name of the library contains a hash of the sources, the flags,
-PyTorch and the processor, and a hash of the compiler. The library is built aside and renamed, so that a
-half-written one is never loaded. A lock lets processes that start together build once; a process that waits
-too long for the lock builds on its own.
+A wheel may contain built kernels (ops/shipped.py). Otherwise nothing is compiled at install or import. The
+name of the library contains a hash of the sources, the flags, PyTorch and the processor, and a hash of the
+compiler. The library is built aside and renamed, so that a half-written one is never loaded. A lock lets
+processes that start together build once; a process that waits too long for the lock builds on its own.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ SOURCES = Path(__file__).parent / "csrc"
 FLAGS = (
     "-std=c++17",
     "-O3",
-    "-march=native",
     "-fno-math-errno",
     "-fno-trapping-math",
     "-fopenmp-simd",
     "-fPIC",
 )
+THIS_PROCESSOR = "-march=native"
 TORCH_ABI = "-DTORCH_TARGET_VERSION=0x020a000000000000"  # 2.10, the oldest supported version
 LOCK_SECONDS = 120.0
 
@@ -69,11 +69,10 @@ def library_path() -> Path:
         require_private(folder)
     except UserError as error:
         raise BuildError(str(error)) from error
-    sources = [source.name.encode() + b"\0" + source.read_bytes() for source in sorted(SOURCES.iterdir())]
-    settings = [torch.__version__, _processor(), *FLAGS, TORCH_ABI, *extra_flags()]
-    stem = f"kernels-{_digest(*(setting.encode() for setting in settings), *sources):.12}"
+    settings = [torch.__version__, _processor(), *flags(), TORCH_ABI, source_digest()]
+    stem = f"kernels-{digest(*(setting.encode() for setting in settings)):.12}"
     try:
-        return folder / f"{stem}-{_digest(_compiler_identity(*compiler()).encode()):.12}.so"
+        return folder / f"{stem}-{digest(_compiler_identity(*compiler()).encode()):.12}.so"
     except BuildError:
         existing = [path for path in folder.glob(f"{stem}-*.so") if _is_whole(path)]
         if not existing:
@@ -101,14 +100,44 @@ def build(*, quiet: bool = False, force: bool = False) -> Path:
     return path
 
 
-def _digest(*parts: bytes) -> str:
+def compile_library(command: list[str], link: list[str], library: Path) -> None:
+    """Compile the sources next to the library and link them.
+
+    ``command``: the compiler with its flags; ``link``: the further arguments of the linker.
+    """
+    headers = [TORCH_ABI, "-isystem", str(Path(torch.__file__).parent / "include")]
+    sources = sorted(SOURCES.glob("*.cpp"))
+    objects = [str(library.with_name(f"{library.stem}-{source.stem}.o")) for source in sources]
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        jobs = [
+            threads.submit(run, [*command, *headers, "-c", str(source), "-o", target])
+            for source, target in zip(sources, objects, strict=True)
+        ]
+        for job in jobs:
+            job.result()
+    run([*command, "-shared", *objects, *link, "-o", str(library)])
+
+
+def digest(*parts: bytes) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def source_digest() -> str:
+    """Return a hash of the C++ sources."""
+    return digest(
+        *(f"{source.name}\0".encode() + source.read_bytes() for source in sorted(SOURCES.iterdir()))
+    )
+
+
+def flags() -> tuple[str, ...]:
+    """Return all flags of a build for this processor."""
+    return *FLAGS, THIS_PROCESSOR, *extra_flags()
 
 
 @functools.cache
 def _compiler_identity(program: str, *arguments: str) -> str:
     """Return a text that differs between compilers: resolved path, arguments and version."""
-    version = _run([program, *arguments, "--version"], env=os.environ | {"LC_ALL": "C"})
+    version = run([program, *arguments, "--version"], env=os.environ | {"LC_ALL": "C"})
     return "\0".join((str(Path(program).resolve()), *arguments, version))
 
 
@@ -122,30 +151,18 @@ def _processor() -> str:
 
 
 def _compile(path: Path, *, quiet: bool) -> None:
-    command, torch_folder = [*compiler(), *FLAGS, "-fPIC", *extra_flags()], Path(torch.__file__).parent
-    headers = [TORCH_ABI, "-isystem", str(torch_folder / "include")]
     if not quiet:
         _report(f"building the CPU kernels in {path.parent}, once, about 10 s")
     began = time.monotonic()
-    with (
-        tempfile.TemporaryDirectory(dir=path.parent, suffix=".part") as aside,
-        ThreadPoolExecutor(os.cpu_count()) as threads,
-    ):
-        sources = sorted(SOURCES.glob("*.cpp"))
-        objects = [str(Path(aside) / source.with_suffix(".o").name) for source in sources]
-        jobs = [
-            threads.submit(_run, [*command, *headers, "-c", str(source), "-o", target])
-            for source, target in zip(sources, objects, strict=True)
-        ]
-        for job in jobs:
-            job.result()
+    with tempfile.TemporaryDirectory(dir=path.parent, suffix=".part") as aside:
         library = Path(aside) / path.name
-        _run([*command, "-shared", *objects, f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-o", str(library)])
+        link = [f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu"]
+        compile_library([*compiler(), *flags()], link, library)
         with open(library, "rb") as file:
             os.fsync(file.fileno())
-            digest = _digest(file.read())
+            checksum = digest(file.read())
         os.replace(library, path)
-        path.with_suffix(".sha256").write_text(digest)
+        path.with_suffix(".sha256").write_text(checksum)
     if not quiet:
         _report(f"built in {time.monotonic() - began:.0f} s")
 
@@ -157,10 +174,10 @@ def _report(text: str) -> None:
 def _is_whole(path: Path) -> bool:
     """Return True if the library exists and is undamaged: loading a damaged one would kill the process."""
     checksum = path.with_suffix(".sha256")
-    return path.exists() and checksum.exists() and checksum.read_text() == _digest(path.read_bytes())
+    return path.exists() and checksum.exists() and checksum.read_text() == digest(path.read_bytes())
 
 
-def _run(command: list[str], env: dict[str, str] | None = None) -> str:
+def run(command: list[str], env: dict[str, str] | None = None) -> str:
     """Run the compiler and return what it prints."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, env=env)

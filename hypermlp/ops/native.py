@@ -1,4 +1,4 @@
-"""Backend "native": the C++ kernels of csrc/, built and loaded on first use.
+"""Backend "native": the C++ kernels of csrc/, loaded on first use, and built then unless they were shipped.
 
 The library registers its kernels with the operators ``hypermlp::native*``, which Python defines.
 docs/performance.md has the scheme and a picture of it.
@@ -7,28 +7,58 @@ docs/performance.md has the scheme and a picture of it.
 import ctypes
 import functools
 import os
+import warnings
 from pathlib import Path
 
 import torch
 
 from hypermlp.errors import UserError
-from hypermlp.ops import build
+from hypermlp.ops import build, shipped
 from hypermlp.ops.arguments import Request
 
 
 @functools.cache
 def load() -> Path:
-    """Build the kernels if need be, load them and return the library's path. Raise BuildError on failure."""
+    """Load the kernels and return the library's path. Raise BuildError on failure.
+
+    A library of the wheel is preferred. If it does not pass its self-test, warn; then, and if there is none,
+    build the kernels.
+    """
     _check_scratch_limit()
+    library = shipped.find()
+    if library is not None:
+        try:
+            torch.ops.load_library(str(library.path))
+            problem = shipped.self_test()
+        except (OSError, RuntimeError) as error:
+            problem = str(error)
+        if problem is None:
+            return library.path
+        warnings.warn(f"hypermlp: {library.file} of this installation fails: {problem}", stacklevel=2)
     path = build.build()
     try:
-        torch.ops.load_library(str(path))
+        with warnings.catch_warnings():  # a library that failed its test is already registered
+            warnings.filterwarnings("ignore", message="(?s).*registered kernel")
+            torch.ops.load_library(str(path))
     except OSError as error:
         raise build.BuildError(
             f"the kernels cannot be loaded: {error.__cause__ or error}; "
             "run `hypermlp build --force` to build them again"
         ) from error
     return path
+
+
+def origin() -> str:
+    """Return the instruction set of the kernels and where the library is.
+
+    Raises:
+        BuildError: if there are none.
+    """
+    path = load()
+    found = shipped.find()
+    if found is not None and path == found.path:
+        return f"{found.instruction_set}, from the wheel: {path}"
+    return f"{build.THIS_PROCESSOR}, built on this machine: {path}"
 
 
 def _check_scratch_limit() -> None:

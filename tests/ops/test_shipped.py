@@ -1,0 +1,161 @@
+"""A wheel contains kernels for several processors; the best one that the processor can run is used."""
+
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from hypermlp.errors import UserError
+from hypermlp.ops import build, native, shipped
+
+ROOT = Path(__file__).parents[2]
+LIBRARIES = {"avx512": ("fma", "avx2", "avx512f"), "avx2": ("fma", "avx2"), "baseline": ()}
+ILLEGAL = """
+import pytest, torch
+from hypermlp.ops import native
+native.load()
+q = torch.randn(1, 4, 2, 8)
+for arguments, message in (((q, q, q.int()), "v is int32"), ((q, q[:, :2], q), "k has shape")):
+    with pytest.raises(RuntimeError, match=f"hypermlp: {message}"):
+        torch.ops.hypermlp.native(*arguments, *[None] * 9, "relu", "lag", 1e-12)
+print("raised")
+"""
+
+
+@pytest.fixture
+def installation(tmp_path, monkeypatch):
+    """Pretend that the wheel has three libraries; ``installation(flags)`` sets the processor's flags."""
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
+    for name in ("CXX", "HYPERMLP_CXXFLAGS", "HYPERMLP_ISA"):
+        monkeypatch.delenv(name, raising=False)
+    entries = []
+    for name, needs in LIBRARIES.items():
+        (tmp_path / f"{name}.so").write_text(name)
+        fields = {"file": f"{name}.so", "instruction_set": name, "needs": needs}
+        entries.append(fields | {"sha256": build.digest(name.encode())})
+    manifest = {"sources": build.source_digest(), "libraries": entries}
+    (tmp_path / shipped.MANIFEST).write_text(json.dumps(manifest))
+
+    def set_flags(*flags: str) -> None:
+        monkeypatch.setattr(shipped, "_features", lambda: set(flags))
+
+    return set_flags
+
+
+@pytest.mark.parametrize(("expected", "flags"), LIBRARIES.items())
+def test_the_best_library_for_the_processor(installation, expected, flags):
+    installation(*flags, "sse2")
+    found = shipped.find()
+    assert found is not None
+    assert found.instruction_set == expected
+
+
+def test_the_user_chooses(installation, monkeypatch):
+    installation("avx2", "fma")
+    monkeypatch.setenv("HYPERMLP_ISA", "baseline")
+    assert shipped.find().instruction_set == "baseline"
+    monkeypatch.setenv("HYPERMLP_ISA", "avx512")
+    with pytest.raises(UserError, match="'avx512', but this processor lacks avx512f"):
+        shipped.find()
+    monkeypatch.setenv("HYPERMLP_ISA", "sse9")
+    with pytest.raises(UserError, match="'sse9'; this installation has avx512, avx2, baseline"):
+        shipped.find()
+
+
+@pytest.mark.parametrize(("name", "value"), [("CXX", "g++"), ("HYPERMLP_CXXFLAGS", "-O1")])
+def test_a_compiler_or_flags_of_the_user_mean_a_build(installation, monkeypatch, name, value):
+    installation()
+    monkeypatch.setenv(name, value)
+    assert shipped.find() is None
+
+
+def test_damaged_or_outdated_libraries_are_not_used(installation, tmp_path):
+    installation()
+    assert shipped.find() is not None
+    (tmp_path / "baseline.so").write_text("damaged")
+    assert shipped.find() is None
+    (tmp_path / "baseline.so").write_text("baseline")
+    manifest = json.loads((tmp_path / shipped.MANIFEST).read_text())
+    (tmp_path / shipped.MANIFEST).write_text(json.dumps(manifest | {"sources": "other"}))
+    assert shipped.find() is None
+
+
+def test_a_source_tree_has_no_libraries(monkeypatch):
+    for name in ("CXX", "HYPERMLP_CXXFLAGS", "HYPERMLP_ISA"):
+        monkeypatch.delenv(name, raising=False)
+    assert shipped.find() is None
+
+
+def test_the_self_test_passes_inside_any_mode_and_draws_no_random_numbers():
+    if native.unavailable() is not None:
+        pytest.skip(f"native is not available: {native.unavailable()}")
+    state = torch.get_rng_state()
+    with torch.device("meta"), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        assert shipped.self_test() is None
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("operator", ["native", "native_grad"])
+@pytest.mark.parametrize("mistake", [lambda x: x * 1.01, lambda x: x * float("nan")])
+def test_the_self_test_finds_wrong_results(monkeypatch, operator, mistake):
+    if native.unavailable() is not None:
+        pytest.skip(f"native is not available: {native.unavailable()}")
+    right = getattr(torch.ops.hypermlp, operator)
+    monkeypatch.setattr(torch.ops.hypermlp, operator, lambda *a: [*right(*a)[:-1], mistake(right(*a)[-1])])
+    if operator == "native":  # the output comes first
+        monkeypatch.setattr(torch.ops.hypermlp, operator, lambda *a: (mistake(right(*a)[0]), right(*a)[1]))
+    assert "error" in shipped.self_test()
+
+
+def test_a_library_that_fails_is_replaced_by_a_build(installation, monkeypatch):
+    """It warns once, and the kernels are built as if the wheel had none."""
+    if native.unavailable() is not None:
+        pytest.skip(f"native is not available: {native.unavailable()}")
+    built = build.build(quiet=True)
+    installation()
+    with pytest.warns(UserWarning, match=r"baseline\.so of this installation fails"):
+        assert native.load.__wrapped__() == built
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel for this machine."""
+    zig = shlex.split(os.environ.get("ZIG", ""))
+    if not zig or shutil.which(zig[0]) is None:
+        pytest.skip("zig is not installed; `make test-all` installs it")
+    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        pytest.skip("the wheel for this machine cannot be tried on another one")
+    folder = tmp_path_factory.mktemp("wheel")
+    environment = os.environ | {"HYPERMLP_WHEEL": "linux-x86_64"}
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
+    (path,) = folder.glob("*-py3-none-manylinux_2_28_x86_64.whl")
+    return path
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_needs_no_compiler(wheel, tmp_path):
+    target = tmp_path / "installed"
+    zipfile.ZipFile(wheel).extractall(target)
+    environment = {"PYTHONPATH": str(target), "PATH": str(tmp_path / "empty"), "HOME": str(tmp_path)}
+
+    def run(*arguments: str, **extra: str) -> str:
+        command = [sys.executable, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment | extra)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    manifest = json.loads((target / "hypermlp/ops/lib" / shipped.MANIFEST).read_text())
+    runnable = [x for x in manifest["libraries"] if set(x["needs"]) <= shipped._features()]
+    assert "kernels: " + runnable[0]["instruction_set"] in run("-m", "hypermlp", "info")
+    for library in runnable:
+        assert run("-c", ILLEGAL, HYPERMLP_ISA=library["instruction_set"]) == "raised\n"
+    assert not list(tmp_path.rglob(".cache"))
