@@ -7,7 +7,7 @@ STAMP := $(VENV)/installed
 # Two processes of two threads each share two cores: a thread that waits must not spin.
 PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2
 
-.PHONY: demo check test test-all sanitize sanitize-threads lint clean
+.PHONY: demo check test test-all fuzz sanitize sanitize-threads lint clean
 
 demo: $(STAMP)
 	$(BIN)/hypermlp demo
@@ -21,6 +21,12 @@ test: lint
 
 test-all: lint
 	$(PYTEST) -m ""
+
+# Random cases against an independent oracle, wrong command lines, damaged files, malformed requests. It ends with
+# status 1 if something was found; FUZZ="--seed 5 --parts operator" restricts it. See docs/reliability.md.
+MINUTES ?= 30
+fuzz: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python -m fuzz run --minutes $(MINUTES) $(FUZZ)
 
 # Run the native kernels under the address and undefined-behaviour sanitizers of g++, over the shapes of the contract.
 # TESTS="-k ..." restricts it.

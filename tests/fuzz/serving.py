@@ -162,6 +162,8 @@ class Serving(Part):
             raise Finding("no answer", f"{data[:500]!r}") from error
         if status >= 500:
             raise Finding(f"status {status} at {case['path']}", f"{data[:700]!r}\n{answer[:700]!r}")
+        if status == 0:  # the server closed the connection, and may be about to end
+            time.sleep(0.2)
         if self.server is None or self.server.poll() is not None:
             raise Finding("the server ended", f"{data[:500]!r}")
         return Counter({f"status {status // 100}xx" if status else "connection closed": 1})
@@ -184,15 +186,15 @@ class Serving(Part):
             "--device",
             "cpu",
         ]
-        log = (self.folder / "server.log").open("ab")
-        self.server = subprocess.Popen(
-            [sys.executable, "-m", "hypermlp", *words],
-            stdout=log,
-            stderr=log,
-            stdin=subprocess.DEVNULL,
-            env=environment(),
-            start_new_session=True,
-        )
+        with (self.folder / "server.log").open("ab") as log:
+            self.server = subprocess.Popen(
+                [sys.executable, "-m", "hypermlp", *words],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=environment(),
+                start_new_session=True,
+            )
         good = request_bytes({"method": "POST", "path": "/v1/completions", "headers": [], "body": BODY})
         for _ in range(240):
             try:
