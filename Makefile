@@ -12,7 +12,7 @@ export ZIG ?= $(abspath $(TOOLS))/bin/python -m ziglang
 # Two processes of two threads each share two cores: a thread that waits must not spin.
 PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2
 
-.PHONY: demo check test test-all wheels check-files sanitize sanitize-threads lint clean
+.PHONY: demo check test test-all fuzz wheels check-files sanitize sanitize-threads lint clean
 
 demo: $(STAMP)
 	$(BIN)/hypermlp demo
@@ -43,6 +43,12 @@ check-files: $(TOOLS_STAMP)
 	$(SCHEMA).github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	$(SCHEMA).citation-file-format CITATION.cff
 	$(TOOLS)/bin/zizmor --offline --quiet .github/workflows
+
+# Random cases against an independent oracle, wrong command lines, damaged files, malformed requests. It ends with
+# status 1 if something was found; FUZZ="--seed 5 --parts operator" restricts it. See docs/reliability.md.
+MINUTES ?= 30
+fuzz: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python -m fuzz run --minutes $(MINUTES) $(FUZZ)
 
 # Run the native kernels under the address and undefined-behaviour sanitizers of g++, over the shapes of the contract.
 # TESTS="-k ..." restricts it.

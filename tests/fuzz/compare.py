@@ -3,7 +3,8 @@
 In float64 the relative error may be 1e-10. In lower precision it may be twice that of plain PyTorch
 (``reference`` in that dtype) and a few roundings. Both are judged for each position by itself where a tensor
 has positions. Cases differ in how much they amplify rounding; the oracle measures that by small random
-changes of its inputs and intermediate results, and a result may also be off by what ``NOISE_FACTOR`` roundings of that kind cause.
+changes of its inputs and intermediate results, and a result may also be off by what ``NOISE_FACTOR``
+roundings of that kind cause.
 """
 
 from collections import Counter

@@ -154,7 +154,10 @@ class Worker:
         self.report.write(json.dumps(line) + "\n")
 
     def run(self, *, first: int, stride: int, seconds: float, cases: int | None = None) -> int:
-        """Run cases first, first + stride, ... until the time or the number of cases is used up."""
+        """Run cases first, first + stride, ... until the time or the number of cases is used up.
+
+        Return the number of cases; the worker is closed then.
+        """
         end, index, done, told = time.monotonic() + seconds, first, 0, time.monotonic()
         while time.monotonic() < end and (cases is None or done < cases):
             os.pwrite(self.mark, f"{index:<20}".encode(), 0)
@@ -164,6 +167,8 @@ class Worker:
                 self.flush()
                 told = time.monotonic()
         self.flush()
+        self.report.close()
+        os.close(self.mark)
         return done
 
     def one(self, index: int) -> None:

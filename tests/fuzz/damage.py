@@ -30,8 +30,28 @@ WAYS = (
     "json",
     "json",
 )
-WRONG = (None, True, -1, 0, 1e308, 10**30, -(10**18), "", "nonsense", [], {}, [[]], {"a": {}}, 0.5, "NaN", "x" * 3000,
-         "object", "../../x", [None], "1")  # fmt: skip
+WRONG = (
+    None,
+    True,
+    -1,
+    0,
+    1e308,
+    10**30,
+    -(10**18),
+    "",
+    "nonsense",
+    [],
+    {},
+    [[]],
+    {"a": {}},
+    0.5,
+    "NaN",
+    "x" * 3000,
+    "object",
+    "../../x",
+    [None],
+    "1",
+)
 MODEL_FILES = (
     "model.safetensors",
     "config.json",
@@ -62,7 +82,7 @@ COMMANDS = {  # what is damaged -> commands that read it; RUN, RECIPE, RECORDS a
         ["flops", "RECIPE"],
     ),
     "records": (["report", "RECORDS", "--out", "page.html"], ["study", "report", "RECORDS", "--out", "new"]),
-}  # fmt: skip
+}
 
 
 class Damage(Part):
@@ -169,6 +189,8 @@ def damage_file(target: Path, damage: dict) -> str:
     files = sorted(path for path in target.rglob("*") if path.is_file()) if target.is_dir() else [target]
     named = [path for path in files if path.name == damage.get("name")]
     files = named or files
+    if not files or files[0].is_dir():  # an earlier damage left no file
+        return "nothing"
     path = files[damage["file"] % len(files)]
     way, content = damage["way"], bytearray(path.read_bytes())
     if way == "json" and path.suffix not in (".json", ".jsonl", ".yaml"):
@@ -227,7 +249,7 @@ def damage_json(path: Path, rng: random.Random) -> str:
         )
         if not keys or (rng.random() < 0.25 and parent is not holder):
             break
-        parent, key = child, rng.choice(list(keys))
+        parent, key = child, rng.choice(keys)
     if rng.random() < 0.2 and parent is not holder:
         del parent[key]
         done = f"without {key}"

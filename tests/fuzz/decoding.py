@@ -126,6 +126,16 @@ def draw_step(rng: random.Random) -> dict:
     return {"do": do, "draw": rng.randrange(2**16)}
 
 
+def new_layer(case: Case, backend: str, dtype: torch.dtype):
+    """Build the layer of a case, with random parameters."""
+    pairs = "p" in case["mixer"] and case["mixer"] in PAPER_ROWS  # RoPE turns pairs of channels
+    wide = {"qk_width": 16} if pairs else {}
+    layer = build_mixer(case["mixer"], hidden_size=16, max_length=LIMIT, **case["settings"], **wide)
+    able = getattr(layer.config, "activation", "") != "softmax" or backend != "native"
+    layer.backend = backend if able else "auto"
+    return randomise_(layer, seed=case["seed"] % 1000).to(dtype)
+
+
 class Program:
     """A layer, its state and the history that the state stands for."""
 
@@ -134,7 +144,9 @@ class Program:
         self.rng = np.random.default_rng(case["seed"])
         self.noise_rng = np.random.default_rng(0)
         self.dtype = getattr(torch, case["dtype"])
-        self.layer, self.plain = (self._build(backend) for backend in (case["backend"], "reference"))
+        self.layer, self.plain = (
+            new_layer(case, backend, self.dtype) for backend in (case["backend"], "reference")
+        )
         self.width = self.layer.config.hidden_size
         capacity = {"capacity": case["capacity"]} if case["capacity"] else {}
         self.states = [
@@ -145,15 +157,6 @@ class Program:
         self.is_label = case["mixer"] not in BASELINES
         self.parameters = layer_oracle.parameters_of(self.layer) if self.is_label else {}
         self.pending = self.rng.integers(0, 6, size=case["batch"])  # left padding
-
-    def _build(self, backend):
-        case = self.case
-        wide = {"qk_width": 16} if "p" in case["mixer"] and case["mixer"] in PAPER_ROWS else {}
-        layer = build_mixer(case["mixer"], hidden_size=16, max_length=LIMIT, **case["settings"], **wide)
-        config = layer.config
-        able = getattr(config, "activation", "") != "softmax" or backend != "native"
-        layer.backend = backend if able else "auto"
-        return randomise_(layer, seed=case["seed"] % 1000).to(self.dtype)
 
     @property
     def batch(self) -> int:

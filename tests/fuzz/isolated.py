@@ -69,8 +69,10 @@ def close() -> None:
     global _server
     if _server is not None:
         assert _server.stdin is not None
+        assert _server.stdout is not None
         _server.stdin.close()
         _server.wait()
+        _server.stdout.close()
         _server = None
 
 

@@ -1,4 +1,4 @@
-"""A mixer layer in NumPy, float64, from its parameters, its configuration and the rules of docs/derivation.md.
+"""A mixer layer in NumPy, float64, from its parameters, its configuration and docs/derivation.md.
 
 It computes the outputs of chosen positions from the plain history of each sequence: no decoding state, no
 chunks, no padding tricks. With registers, a context is the registers and the visible positions, and a

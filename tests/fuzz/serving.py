@@ -19,19 +19,99 @@ from fuzz import isolated
 from fuzz.core import Case, Finding, Part, environment
 from fuzz.fixtures import Fixtures
 
-PATHS = ("/v1/completions", "/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/", "/v1/responses",
-         "/v1/embeddings", "/nonsense", "/v1/completions/../..", "/%00", "/load_model")  # fmt: skip
-METHODS = ("POST", "POST", "POST", "POST", "GET", "PUT", "DELETE", "PATCH", "NONSENSE", "", "GET /x")
-FIELDS = ("model", "prompt", "max_tokens", "temperature", "top_p", "seed", "stream", "stop", "n", "logprobs",
-          "messages", "echo", "suffix", "best_of", "logit_bias", "frequency_penalty", "generation_config")  # fmt: skip
-VALUES = (None, True, False, -1, 0, 1, 10**30, -(10**30), 1e308, 1e-300, 0.5, "", "nonsense", "\x00", "é🙂\u202e",
-          "x" * 3000, [], [[]], [1, 2], ["a", "b"], {}, {"a": 1}, [None], "NaN", "../../etc/passwd",
-          [{"role": "user", "content": "hi"}], [{"role": 5}], [{"role": "user", "content": None}])  # fmt: skip
-BROKEN = (b"", b"{", b"[]", b"null", b'"text"', b"{}", b"\xff\xfe", b"{'a': 1}", b'{"prompt": NaN}', b"[" * 3000,
-          b'{"prompt": "a", "prompt": 5}', b'{"prompt": 1e999}', b'{"prompt": "\\ud800"}', b"\x00" * 100)  # fmt: skip
-HEADERS = ("Content-Type: text/plain", "Content-Type: nonsense", "Content-Length: -5", "Content-Length: abc",
-           "Content-Length: 99999999999999", "Transfer-Encoding: chunked", "Expect: 100-continue", "X: " + "y" * 9000,
-           "no colon here", "Authorization: Bearer x", "Connection: upgrade", "Content-Encoding: gzip")  # fmt: skip
+PATHS = (
+    *("/v1/completions",) * 12,
+    *("/v1/chat/completions",) * 2,
+    "/v1/models",
+    "/health",
+    "/",
+    "/v1/responses",
+    "/v1/embeddings",
+    "/nonsense",
+    "/v1/completions/../..",
+    "/%00",
+    "/load_model",
+)
+METHODS = ("POST",) * 16 + ("GET", "GET", "PUT", "DELETE", "PATCH", "NONSENSE", "", "GET /x")
+FIELDS = (
+    "model",
+    "prompt",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "seed",
+    "stream",
+    "stop",
+    "n",
+    "logprobs",
+    "messages",
+    "echo",
+    "suffix",
+    "best_of",
+    "logit_bias",
+    "frequency_penalty",
+    "generation_config",
+)
+VALUES = (
+    None,
+    True,
+    False,
+    -1,
+    0,
+    1,
+    10**30,
+    -(10**30),
+    1e308,
+    1e-300,
+    0.5,
+    "",
+    "nonsense",
+    "\x00",
+    "é🙂\u202e",
+    "x" * 3000,
+    [],
+    [[]],
+    [1, 2],
+    ["a", "b"],
+    {},
+    {"a": 1},
+    [None],
+    "NaN",
+    "../../etc/passwd",
+    [{"role": "user", "content": "hi"}],
+    [{"role": 5}],
+    [{"role": "user", "content": None}],
+)
+BROKEN = (
+    b"",
+    b"{",
+    b"[]",
+    b"null",
+    b'"text"',
+    b"{}",
+    b"\xff\xfe",
+    b"{'a': 1}",
+    b'{"prompt": NaN}',
+    b"[" * 3000,
+    b'{"prompt": "a", "prompt": 5}',
+    b'{"prompt": 1e999}',
+    b'{"prompt": "\\ud800"}',
+    b"\x00" * 100,
+)
+HEADERS = (
+    "Content-Type: text/plain",
+    "Content-Type: nonsense",
+    "Content-Length: -5",
+    "Content-Length: abc",
+    "Content-Length: 99999999999999",
+    "Transfer-Encoding: chunked",
+    "Expect: 100-continue",
+    "X: " + "y" * 9000,
+    "no colon here",
+    "Authorization: Bearer x",
+    "Connection: upgrade",
+    "Content-Encoding: gzip",
+)
 ANSWER_SECONDS = 45.0
 BODY = {"prompt": "hello", "max_tokens": 2}
 
@@ -82,6 +162,8 @@ class Serving(Part):
             raise Finding("no answer", f"{data[:500]!r}") from error
         if status >= 500:
             raise Finding(f"status {status} at {case['path']}", f"{data[:700]!r}\n{answer[:700]!r}")
+        if status == 0:  # the server closed the connection, and may be about to end
+            time.sleep(0.2)
         if self.server is None or self.server.poll() is not None:
             raise Finding("the server ended", f"{data[:500]!r}")
         return Counter({f"status {status // 100}xx" if status else "connection closed": 1})
@@ -104,11 +186,15 @@ class Serving(Part):
             "--device",
             "cpu",
         ]
-        log = (self.folder / "server.log").open("ab")
-        self.server = subprocess.Popen(
-            [sys.executable, "-m", "hypermlp", *words], stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-            env=environment(), start_new_session=True,
-        )  # fmt: skip
+        with (self.folder / "server.log").open("ab") as log:
+            self.server = subprocess.Popen(
+                [sys.executable, "-m", "hypermlp", *words],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=environment(),
+                start_new_session=True,
+            )
         good = request_bytes({"method": "POST", "path": "/v1/completions", "headers": [], "body": BODY})
         for _ in range(240):
             try:
