@@ -115,3 +115,11 @@ def browser(chromium):
         assert problems == []
         assert asked == expected, "a page comes from one file"
         view.close()
+
+
+@pytest.fixture
+def set_threads():
+    """``torch.set_num_threads``, undone after the test."""
+    threads = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(threads)

@@ -7,6 +7,18 @@ import torch
 from torch import Tensor
 
 
+def angles(positions: Tensor, width: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of ``position * theta ** (-2 i / width)`` for i below ``width / 2``.
+
+    Both have the shape of ``positions`` and one more dimension of ``width / 2``. ``dtype`` should be float32
+    at least: positions are large numbers.
+    """
+    half = width // 2
+    frequency = theta ** (-torch.arange(half, device=positions.device, dtype=dtype) / half)
+    angle = positions.to(dtype)[..., None] * frequency
+    return angle.cos(), angle.sin()
+
+
 def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     """Rotate channels i and i + D / 2 of ``x`` by the angle ``position * theta ** (-2 i / D)``.
 
@@ -17,10 +29,7 @@ def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
         positions: ``[B or 1, T]``.
         theta: base of the frequencies.
     """
-    half = x.shape[-1] // 2
     dtype = torch.promote_types(x.dtype, torch.float32)
-    frequency = theta ** (-torch.arange(half, device=x.device, dtype=dtype) / half)
-    angle = (positions.to(dtype)[:, :, None] * frequency)[:, :, None, :]  # [B or 1, T, 1, D / 2]
-    cos, sin = angle.cos(), angle.sin()
-    first, second = x.to(dtype).split(half, dim=-1)
+    cos, sin = angles(positions[:, :, None], x.shape[-1], theta, dtype)  # [B or 1, T, 1, D / 2]
+    first, second = x.to(dtype).split(x.shape[-1] // 2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
+from hypermlp.config import MixerConfig
 from hypermlp.layers.gates import Gates
 from hypermlp.layers.mixing import SequenceMix
+from hypermlp.layers.rotary import angles
 from hypermlp.layers.state import MixerState
 from hypermlp.layers.visibility import Visibility
 from hypermlp.ops.api import autocast_enabled
@@ -32,11 +34,13 @@ PARTS: dict[str, type] = {
     "mix1": SequenceMix,
     "mix2": SequenceMix,
 }
-
+WEIGHTS: dict[type, str] = {nn.Linear: "weight", Gates: "weight", SequenceMix: "left"}
+_FORWARDS: dict[type, Any] = {kind: kind.forward for kind in (nn.Linear, Gates, SequenceMix)}
 MIX_FIELDS = ("diag", "left", "right")
 _MIXES = ", ".join(f"Tensor? {field}{index}" for index in (1, 2) for field in MIX_FIELDS)
 _SCHEMA = (
     "(Tensor x, Tensor(a!)? history, SymInt past_inputs, Tensor? k_conv, Tensor? v_conv, "
+    "Tensor? registers, Tensor? cos, Tensor? sin, "
     "Tensor q_weight, Tensor k_weight, Tensor v_weight, Tensor o_weight, "
     "Tensor? gate_weight, Tensor? gate_bias, "
     "SymInt q_gate, SymInt output_gate, SymInt mix1_gate, SymInt mix2_gate, "
@@ -49,46 +53,56 @@ def _fake(x: Tensor, *_rest: Any) -> Tensor:
     return x.new_empty(x.shape)
 
 
-_native_step = define("native_step", _SCHEMA, _fake)
+_native_step = define("native_decoding_step", _SCHEMA, _fake)
 
 
 def steps_natively(layer: "Mixer", x: Tensor) -> bool:
     """Return True if the kernel can take these new positions.
 
-    It computes no derivatives, rotates nothing, has neither registers nor a Canon layer, and reads parameters
-    instead of calling modules, so these must be plain: adapters and hooks take the general path.
+    It computes no derivatives, has no Canon layer, and reads parameters instead of calling modules, so these
+    must be plain: adapters and hooks take the general path.
     """
     config, count = layer.config, x.shape[1]
-    if (
-        count > MAX_POSITIONS
-        or x.shape[0] * count > MAX_ROWS
-        or config.rope
-        or config.num_registers
-        or config.canon
-    ):
+    if count > MAX_POSITIONS or x.shape[0] * count > MAX_ROWS or config.canon:
         return False
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or in_transform():
         return False
     if autocast_enabled(x.device.type) or modules._global_forward_hooks or modules._global_forward_pre_hooks:
         return False
+    dtype, parts, own = x.dtype, layer._modules, layer._parameters
+    if config.conv and not (_has_dtype(own, "k_conv", dtype) and _has_dtype(own, "v_conv", dtype)):
+        return False
+    if config.num_registers and not _has_dtype(own, "registers", dtype):
+        return False
     for name, kind in PARTS.items():
-        part = layer._modules.get(name)
-        if part is None:
-            continue
-        weight = part._parameters.get("weight")
-        if not is_plain(part, kind) or (weight is not None and weight.dtype != x.dtype):
+        part = parts.get(name)
+        if part is not None and not (
+            is_plain(part, kind) and _has_dtype(part._parameters, WEIGHTS[kind], dtype)
+        ):
             return False
     mixed = config.mix1 or config.mix2
     return can_run(layer.backend, Request("step", x.device.type, x.dtype, config.activation, mixed))
 
 
+def _has_dtype(parameters: dict[str, Any], name: str, dtype: torch.dtype) -> bool:
+    """Return True if there is such a parameter; other tools may replace it by something else."""
+    parameter = parameters.get(name)
+    return parameter is not None and parameter.dtype == dtype
+
+
 def is_plain(part: nn.Module, kind: type) -> bool:
     """Return True if the module computes what its parameters say.
 
-    It must be no adapter, have no hooks, and its ``forward`` must not be replaced (as accelerate does).
+    It must be no adapter, have no hooks, and its ``forward`` must not be replaced, neither on the module (as
+    accelerate does) nor on its class.
     """
-    hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
-    return type(part) is kind and not any(hooks) and "forward" not in vars(part)
+    return (
+        type(part) is kind
+        and not (part._forward_hooks or part._forward_pre_hooks)
+        and not (part._backward_hooks or part._backward_pre_hooks)
+        and "forward" not in part.__dict__
+        and kind.forward is _FORWARDS[kind]
+    )
 
 
 def native_step(layer: "Mixer", x: Tensor, state: MixerState, visibility: Visibility) -> Tensor:
@@ -108,9 +122,10 @@ def native_step(layer: "Mixer", x: Tensor, state: MixerState, visibility: Visibi
     gates: Any = parts.get("gates")
     out: Tensor = call(
         _native_step,
-        *(x, history, past_inputs, own.get("k_conv"), own.get("v_conv")),
+        *(x, history, past_inputs, own.get("k_conv"), own.get("v_conv"), own.get("registers")),
+        *(_angles(config, x.dtype, visibility) if config.rope else (None, None)),
         *(parts[name]._parameters["weight"] for name in LINEAR),  # type: ignore[union-attr]
-        *((None, None, *NO_OFFSETS) if gates is None else (gates.weight, gates.bias, *gates.offsets)),
+        *((None, None, *NO_OFFSETS) if gates is None else (*gates._parameters.values(), *gates.offsets)),
         *(keys, values, past, *mixes),
         *(visibility.rows, visibility.reach, config.activation, config.layout, config.eps),
     )
@@ -118,3 +133,18 @@ def native_step(layer: "Mixer", x: Tensor, state: MixerState, visibility: Visibi
     written = [cache for cache in (history, keys, values) if cache is not None and not cache.is_inference()]
     torch.autograd.graph.increment_version(written)
     return out
+
+
+def _angles(config: MixerConfig, dtype: torch.dtype, visibility: Visibility) -> tuple[Tensor, Tensor]:
+    """Return cos and sin for the new positions and the registers that they see, ``[B or 1, T, 1 + k, ...]``.
+
+    The registers of a context end just before its first position.
+    """
+    own, count = visibility.positions(), config.num_registers
+    positions = own[:, :, None] + count
+    if count:
+        reach = visibility.stream() + 1 if visibility.reach is None else visibility.reach
+        first = (own + 1 - reach)[:, :, None]
+        positions = torch.cat([positions, first + torch.arange(count)], dim=2)
+    dtype = torch.promote_types(dtype, torch.float32)
+    return angles(positions, config.qk_dim, config.rope_theta, dtype)

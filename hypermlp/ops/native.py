@@ -117,6 +117,4 @@ def unsupported(request: Request) -> str | None:
         return f"it runs on the CPU, not on {request.device_type}"
     if request.activation == "softmax":
         return "it has no softmax"
-    if request.operation == "step" and request.dtype not in (torch.float32, torch.float64):
-        return f"its one-step kernel takes float32 and float64, not {request.dtype}"
     return None

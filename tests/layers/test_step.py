@@ -44,8 +44,8 @@ def test_where_it_applies():
         assert not applies(x=x[:, :5])
         assert not applies(x=x[:1, :1].expand(40, -1, -1))
         assert not applies(x=x[:, :1].double())
-        assert not applies(setup(dtype=torch.bfloat16)[0], x[:, :1].bfloat16())
-        assert not applies(setup("R-p", dtype=torch.float32)[0])
+        assert applies(setup(dtype=torch.bfloat16)[0], x[:, :1].bfloat16())
+        assert applies(setup("R-p", dtype=torch.float32)[0])
         assert not applies(setup("S", dtype=torch.float32)[0])
         with torch.autocast("cpu", torch.bfloat16):
             assert not applies()
@@ -77,11 +77,22 @@ def test_opcheck():
         parameters = [p for mix in (layer.mix1, layer.mix2) for p in (mix.diag, mix.left, mix.right)]
         starts = torch.tensor([[0, 0], [3, 3]])
         reach = torch.tensor([[8, 9], [5, 6]])
-        arguments = (new, history, past, layer.k_conv, layer.v_conv, *weights, layer.gates.bias)
+        arguments = (
+            new,
+            history,
+            past,
+            layer.k_conv,
+            layer.v_conv,
+            None,
+            None,
+            None,
+            *weights,
+            layer.gates.bias,
+        )
         caches = (keys, values, 7)
         gates = layer.gates.offsets
         checks = torch.library.opcheck(
-            torch.ops.hypermlp.native_step.default,
+            torch.ops.hypermlp.native_decoding_step.default,
             (*arguments, *gates, *caches, *parameters, starts, reach, "glu", "lag", 1e-12),
         )
     assert set(checks.values()) == {"SUCCESS"}

@@ -118,15 +118,15 @@ hypermlp::Problem<T> problem(const std::vector<T> (&all)[Data::kCount], Activati
     p.q = strided(all[Data::kQ].data(), kQueries, p.branches(), kWidth);
     p.k = strided(all[Data::kK].data(), kKeys, p.branches(), kWidth);
     p.v = strided(all[Data::kV].data(), kKeys, kHeads, kOut);
-    p.mix1 = {all[Data::kDiag1].data(),
-              all[Data::kLeft1].data(),
-              all[Data::kRight1].data(),
+    p.mix1 = {strided(all[Data::kDiag1].data(), kSlots, 1, 1),
+              strided(all[Data::kLeft1].data(), kSlots, 1, kRank),
+              strided(all[Data::kRight1].data(), kSlots, 1, kRank),
               kSlots,
               kRank,
               strided(all[Data::kGate1].data(), kQueries, p.branches(), kRank)};
-    p.mix2 = {all[Data::kDiag2].data(),
-              all[Data::kLeft2].data(),
-              all[Data::kRight2].data(),
+    p.mix2 = {strided(all[Data::kDiag2].data(), kSlots, 1, 1),
+              strided(all[Data::kLeft2].data(), kSlots, 1, kRank),
+              strided(all[Data::kRight2].data(), kSlots, 1, kRank),
               kSlots,
               kRank,
               strided(all[Data::kGate2].data(), kQueries, kHeads, kRank)};

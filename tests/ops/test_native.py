@@ -48,31 +48,36 @@ def conv_backward():
 
 
 def step():
-    """Hidden size 12, 4 branches of width 3, 2 heads of width 5, rank 2, 2 new positions after 5."""
-    mixes = {f"{name}{i}": normal(heads, 8, 2) for i, heads in ((1, 4), (2, 2)) for name in ("left", "right")}
+    """Hidden size 12, 4 branches of width 4, 2 heads of width 5, rank 2; 2 positions after 5, 3 registers."""
+    mixes = {
+        f"{name}{i}": normal(heads, 10, 2) for i, heads in ((1, 4), (2, 2)) for name in ("left", "right")
+    }
     return {
         "x": normal(2, 2, 12),
         "history": normal(2, 9, 12),
         "past_inputs": 5,
         "k_conv": normal(12, 4),
         "v_conv": normal(12, 4),
-        "q_weight": normal(12, 12),
-        "k_weight": normal(12, 12),
+        "registers": normal(3, 12),
+        "cos": normal(2, 2, 4, 2),
+        "sin": normal(1, 2, 4, 2),
+        "q_weight": normal(16, 12),
+        "k_weight": normal(16, 12),
         "v_weight": normal(10, 12),
         "o_weight": normal(12, 10),
-        "gate_weight": normal(34, 12),
-        "gate_bias": normal(34),
+        "gate_weight": normal(38, 12),
+        "gate_bias": normal(38),
         "q_gate": 0,
-        "output_gate": 12,
-        "mix1_gate": 22,
-        "mix2_gate": 30,
-        "keys": normal(2, 9, 4, 3),
+        "output_gate": 16,
+        "mix1_gate": 26,
+        "mix2_gate": 34,
+        "keys": normal(2, 9, 4, 4),
         "values": normal(2, 9, 2, 5),
         "past": 5,
-        "diag1": normal(4, 8),
+        "diag1": normal(4, 10),
         "left1": mixes["left1"],
         "right1": mixes["right1"],
-        "diag2": normal(2, 8),
+        "diag2": normal(2, 10),
         "left2": mixes["left2"],
         "right2": mixes["right2"],
         "starts": torch.tensor([[0, 0], [3, 3]]),
@@ -85,7 +90,7 @@ ARGUMENTS = {
     "native_grad": attention_backward,
     "native_conv_pair": conv,
     "native_conv_pair_backward": conv_backward,
-    "native_step": step,
+    "native_decoding_step": step,
 }
 CACHES = ("history", "keys", "values")
 
@@ -134,6 +139,8 @@ def test_wrong_ranks_and_empty_tensors_are_refused(operator, change):
 def test_wrong_sizes_are_refused(operator):
     """Dimensions that no other tensor shares are free; the message may name another tensor of the pair."""
     free = {(cache, 1) for cache in CACHES}  # room
+    if operator == "native_decoding_step":
+        free.add(("sin", 0))  # one row of angles, or one for each sequence
     if operator.startswith("native_conv"):
         free.add(("x", 1))  # earlier positions
     if operator == "native":
@@ -147,7 +154,8 @@ def test_wrong_sizes_are_refused(operator):
                 call(operator, arguments)
                 continue
             with pytest.raises(
-                RuntimeError, match=r"hypermlp: (\w+ has shape .* must be|there are more queries)"
+                RuntimeError,
+                match=r"hypermlp: (\w+ has shape .* must be|there are more queries|a rotation needs)",
             ):
                 call(operator, arguments)
 
@@ -198,23 +206,25 @@ def test_tensors_that_are_not_contiguous_are_copied(operator):
         ("native_grad", {"diag1": None}, "diag, left and right of a mix must be given together"),
         ("native_conv_pair", {"length": 0}, "length must be between 1 and the number of positions of x"),
         ("native_conv_pair", {"length": 8}, "length must be between 1 and the number of positions of x"),
-        ("native_step", {"past": 8}, "no room for the new positions after `past`"),
-        ("native_step", {"past": -1}, "no room for the new positions after `past`"),
-        ("native_step", {"past_inputs": 8}, "no room for the new positions after `past_inputs`"),
-        ("native_step", {"k_conv": None}, "history, k_conv and v_conv must be given together"),
-        ("native_step", {"mix2_gate": -1}, "a mix and its gate must be given together"),
+        ("native_decoding_step", {"past": 8}, "no room for the new positions after `past`"),
+        ("native_decoding_step", {"past": -1}, "no room for the new positions after `past`"),
+        ("native_decoding_step", {"past_inputs": 8}, "no room for the new positions after `past_inputs`"),
+        ("native_decoding_step", {"k_conv": None}, "history, k_conv and v_conv must be given together"),
+        ("native_decoding_step", {"mix2_gate": -1}, "a mix and its gate must be given together"),
         (
-            "native_step",
-            {"mix2_gate": 31},
-            "mix2_gate is 31; it must be -1, or the first of 4 of the 34 rows",
+            "native_decoding_step",
+            {"mix2_gate": 35},
+            "mix2_gate is 35; it must be -1, or the first of 4 of the 38 rows",
         ),
-        ("native_step", {"q_gate": -2}, "q_gate is -2; it must be -1"),
+        ("native_decoding_step", {"q_gate": -2}, "q_gate is -2; it must be -1"),
         (
-            "native_step",
+            "native_decoding_step",
             {"gate_weight": None},
-            "q_gate is 0; it must be -1, or the first of 12 of the 0 rows",
+            "q_gate is 0; it must be -1, or the first of 16 of the 0 rows",
         ),
-        ("native_step", {"activation": "softmax"}, "activation must be 'relu' or 'glu'"),
+        ("native_decoding_step", {"cos": None}, "cos and sin must be given together"),
+        ("native_decoding_step", {"reach": None}, "starts and reach must be given together"),
+        ("native_decoding_step", {"activation": "softmax"}, "activation must be 'relu' or 'glu'"),
     ],
 )
 def test_wrong_options_are_refused(operator, changes, message):
@@ -233,24 +243,17 @@ def test_positions_must_fit():
 
 
 def test_a_step_does_not_depend_on_the_order_of_the_gates():
-    expected = call("native_step", step())[0]
+    expected = call("native_decoding_step", step())[0]
     arguments = step()
-    ranges = {"q_gate": (0, 12), "output_gate": (12, 22), "mix1_gate": (22, 30), "mix2_gate": (30, 34)}
+    ranges = {"q_gate": (0, 16), "output_gate": (16, 26), "mix1_gate": (26, 34), "mix2_gate": (34, 38)}
     order = ("mix2_gate", "output_gate", "q_gate", "mix1_gate")
     rows = torch.cat([torch.arange(*ranges[name]) for name in order])
     offsets = {name: int((rows == ranges[name][0]).nonzero()) for name in order}
     moved = {name: arguments[name][rows] for name in ("gate_weight", "gate_bias")}
     assert offsets["mix2_gate"] == 0
-    assert torch.equal(call("native_step", arguments | offsets | moved)[0], expected)
-    without = call("native_step", step() | {"q_gate": -1, "output_gate": -1})[0]
+    assert torch.equal(call("native_decoding_step", arguments | offsets | moved)[0], expected)
+    without = call("native_decoding_step", step() | {"q_gate": -1, "output_gate": -1})[0]
     assert not torch.allclose(without, expected)
-
-
-@pytest.fixture
-def set_threads():
-    threads = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("activation", ["relu", "glu"])

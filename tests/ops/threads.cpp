@@ -48,7 +48,13 @@ struct MixTensors {
           right(random_numbers(heads * s.keys * s.rank)),
           gate(s.batch, s.queries, heads, s.rank) {}
     hypermlp::Mix<float> mix(const Shape& s) {
-        return {diag.data(), left.data(), right.data(), s.keys, s.rank, gate.read_only()};
+        const int64_t matrix = s.keys * s.rank;
+        return {Strided<const float>{diag.data(), s.keys, 1},
+                Strided<const float>{left.data(), matrix, s.rank},
+                Strided<const float>{right.data(), matrix, s.rank},
+                s.keys,
+                s.rank,
+                gate.read_only()};
     }
     hypermlp::MixGradients<float> gradients() {
         return {diag.data(), left.data(), right.data(), gate.strided()};
@@ -119,8 +125,7 @@ Numbers convolutions(int64_t batch, int64_t length, int64_t width, int64_t threa
     c.kernel = kKernel;
     c.threads = threads;
     c.x = x.read_only();
-    c.weight[0] = weights[0].data();
-    c.weight[1] = weights[1].data();
+    for (int i = 0; i < 2; ++i) c.weight[i] = Strided<const float>{weights[i].data(), kKernel, 1};
     hypermlp::conv_forward(c, out0.numbers.data(), out1.numbers.data());
     Numbers grad_weights[2] = {weights[0], weights[1]};
     hypermlp::ConvGradients<float> grads;
@@ -133,6 +138,89 @@ Numbers convolutions(int64_t batch, int64_t length, int64_t width, int64_t threa
     for (const Numbers* numbers :
          {&out0.numbers, &out1.numbers, &grad.numbers, &grad_weights[0], &grad_weights[1]})
         all.insert(all.end(), numbers->begin(), numbers->end());
+    return all;
+}
+
+// The numbers of a tensor in another type.
+template <typename S>
+std::vector<S> stored(const Numbers& numbers) {
+    std::vector<S> out(numbers.size());
+    hypermlp::convert(numbers.data(), static_cast<int64_t>(numbers.size()), out.data());
+    return out;
+}
+
+// The output and the caches of a decoding step of a layer that is stored as S, with registers and rotations.
+template <typename S>
+Numbers layer_step(const Shape& s, Activation activation, int64_t threads) {
+    std::srand(0);
+    constexpr int64_t kKernel = 4, kRegisters = 3, kRoom = 3;
+    const int64_t branches = activation == Activation::kGlu ? 2 * s.heads : s.heads, hidden = 2 * s.vo_dim;
+    const int64_t queries = std::min<int64_t>(s.queries, 2), room = s.keys + kRoom, width = 2 * s.qk_dim;
+    const int64_t qk = branches * width, vo = s.heads * s.vo_dim, slots = s.keys + kRegisters;
+    const int64_t gates = qk + vo + (branches + s.heads) * s.rank;
+    const auto make = [](int64_t count) { return stored<S>(random_numbers(count)); };
+    std::vector<S> keys = make(s.batch * room * qk), values = make(s.batch * room * vo);
+    std::vector<S> history = make(s.batch * room * hidden), out = make(s.batch * queries * hidden);
+    const std::vector<S> x = make(s.batch * queries * hidden), registers = make(kRegisters * hidden);
+    const std::vector<S> k_conv = make(hidden * kKernel), v_conv = make(hidden * kKernel);
+    const std::vector<S> q_weight = make(qk * hidden), k_weight = make(qk * hidden);
+    const std::vector<S> v_weight = make(vo * hidden), o_weight = make(hidden * vo);
+    const std::vector<S> gate_weight = make(gates * hidden), gate_bias = make(gates);
+    const std::vector<S> diags = make((branches + s.heads) * slots);
+    const std::vector<S> lefts = make((branches + s.heads) * slots * s.rank);
+    const std::vector<S> rights = make((branches + s.heads) * slots * s.rank);
+    const Numbers angles = random_numbers(s.batch * queries * (1 + kRegisters) * s.qk_dim);
+    const auto mix = [&](int64_t first) {
+        hypermlp::Mix<float> m;
+        m.diag = Strided<const S>{diags.data() + first * slots, slots, 1};
+        m.left = Strided<const S>{lefts.data() + first * slots * s.rank, slots * s.rank, s.rank};
+        m.right = Strided<const S>{rights.data() + first * slots * s.rank, slots * s.rank, s.rank};
+        m.slots = slots;
+        m.rank = s.rank;
+        return m;
+    };
+    hypermlp::Step<float, S> step;
+    hypermlp::Problem<float>& p = step.problem;
+    p.batch = s.batch;
+    p.heads = s.heads;
+    p.queries = queries;
+    p.keys = s.keys;
+    p.qk_dim = width;
+    p.vo_dim = s.vo_dim;
+    p.threads = threads;
+    p.activation = activation;
+    p.eps = 1e-12;
+    p.mix1 = mix(0);
+    p.mix2 = mix(branches);
+    step.keys = {keys.data(), room * qk, qk, width};
+    step.values = {values.data(), room * vo, vo, s.vo_dim};
+    step.history = {history.data(), room * hidden, hidden};
+    step.x = {x.data(), queries * hidden, hidden};
+    step.hidden = hidden;
+    step.out = out.data();
+    step.past_inputs = s.keys - queries;
+    step.kernel = kKernel;
+    step.k_conv = k_conv.data();
+    step.v_conv = v_conv.data();
+    step.registers = registers.data();
+    step.num_registers = kRegisters;
+    step.cos = {angles.data(), queries * (1 + kRegisters) * s.qk_dim, (1 + kRegisters) * s.qk_dim, s.qk_dim};
+    step.sin = step.cos;
+    step.q_weight = q_weight.data();
+    step.k_weight = k_weight.data();
+    step.v_weight = v_weight.data();
+    step.o_weight = o_weight.data();
+    step.gate_weight = gate_weight.data();
+    step.gate_bias = gate_bias.data();
+    step.gate_width = gates;
+    step.q_gate = 0;
+    step.output_gate = qk;
+    step.mix1_gate = qk + vo;
+    step.mix2_gate = qk + vo + branches * s.rank;
+    hypermlp::step(step);
+    Numbers all;
+    for (const std::vector<S>* numbers : {&out, &keys, &values, &history})
+        for (const S number : *numbers) all.push_back(hypermlp::widen(number));
     return all;
 }
 
@@ -166,6 +254,13 @@ int main() {
                      {static_cast<const int64_t*>(nullptr), static_cast<const int64_t*>(documents.data())})
                     check("attention", s,
                           [&](int64_t threads) { return attention(s, activation, layout, starts, threads); });
+        for (const Activation activation : {Activation::kRelu, Activation::kGlu}) {
+            check("step", s, [&](int64_t threads) { return layer_step<float>(s, activation, threads); });
+            check("step in bfloat16", s,
+                  [&](int64_t threads) { return layer_step<hypermlp::BFloat16>(s, activation, threads); });
+            check("step in float16", s,
+                  [&](int64_t threads) { return layer_step<hypermlp::Float16>(s, activation, threads); });
+        }
         check("convolution", s,
               [&](int64_t threads) { return convolutions(s.batch, s.keys, s.vo_dim, threads); });
     }

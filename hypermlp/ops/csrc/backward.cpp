@@ -126,7 +126,8 @@ struct Backward {
     void recompute(const Block<T>& b, const BackwardBuffers<T>& own, int64_t batch, int64_t head) const {
         for (int64_t g = head, branch = 0; g < p.branches(); g += p.heads, ++branch) {
             T* target = p.mix1.exists() ? own.before[branch] : own.scores[branch];
-            b.scores({p.q.at(batch, b.first_query, g), p.q.token, 1}, p.qk_dim, keys_t.of(batch, g), target);
+            b.scores(widened_rows(p.q, batch, b.first_query, g, b.rows, p.qk_dim, own.panels), p.qk_dim,
+                     keys_t.of(batch, g), target);
             if (p.mix1.exists()) {
                 const HeadMix<T> mix(p.mix1, mix1, batch, g, Direction::kStraight);
                 mix.inner(b, own.before[branch], own.inner1[branch], own.gated1[branch]);
@@ -155,8 +156,9 @@ struct Backward {
         // Rows of the output's gradient, over rho.
         T* grad_rows = own.grad_rows;
         for (int64_t row = 0; row < b.rows; ++row) {
-            const T* g = saved.grad_out.at(batch, b.first_query + row, head);
-            for (int64_t d = 0; d < p.vo_dim; ++d) grad_rows[row * p.vo_dim + d] = g[d] * inverse_norm[row];
+            T* to = grad_rows + row * p.vo_dim;
+            saved.grad_out.read(batch, b.first_query + row, head, p.vo_dim, to);
+            for (int64_t d = 0; d < p.vo_dim; ++d) to[d] *= inverse_norm[row];
         }
         T* mixed = own.weights;
         if (p.mix2.exists()) {
@@ -228,7 +230,8 @@ struct Backward {
             multiply<T, Into::kNew, Causal::kLeft>(b.rows, p.qk_dim, b.columns, {b.ordinary(scores), b.ld, 1},
                                                    own_keys, keys.step(), grads.q.at(batch, b.first_query, g),
                                                    grads.q.token, b.slack());
-            const View<T> q{p.q.at(batch, b.first_query, g), p.q.token, 1};
+            // The rows of the output's gradient are not needed any more.
+            const View<T> q = widened_rows(p.q, batch, b.first_query, g, b.rows, p.qk_dim, own.grad_rows);
             add_outer(b, scores, q, p.qk_dim, own.panels, grads.k.at(batch, 0, g), grads.k.token,
                       Turn{chain, kKeyPoints + branch * kSections, turn});
         }

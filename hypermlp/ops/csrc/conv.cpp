@@ -34,9 +34,11 @@ struct ConvWork {
         for (int i = 0; i < 2; ++i) {
             weight[i] = arena.take<T>(taps);
             sums[i] = arena.take<T>(room(c, pass));
-            for (int64_t lag = 0; lag < c.kernel; ++lag)
-                for (int64_t d = 0; d < c.width; ++d)
-                    weight[i][lag * c.width + d] = c.weight[i][d * c.kernel + lag];
+            c.weight[i].visit([&](const auto& from) {
+                for (int64_t lag = 0; lag < c.kernel; ++lag)
+                    for (int64_t d = 0; d < c.width; ++d)
+                        weight[i][lag * c.width + d] = widen(from.at(d, 0)[lag]);
+            });
         }
     }
 
@@ -45,7 +47,6 @@ struct ConvWork {
         const int64_t known = std::min(c.kernel, c.past + t + 1);
         return c.reach ? std::min(known, c.reach[b * c.length + t]) : known;
     }
-    const T* input(int64_t b, int64_t t) const { return c.x.at(b, c.past + t); }
 
     // Call work(chunk, batch, first, last) for every chunk of positions.
     template <typename Work>
@@ -58,6 +59,18 @@ struct ConvWork {
     }
 
     void forward(T* all0, T* all1) const {
+        c.x.visit([&](const auto& x) { forward(x, all0, all1); });
+    }
+
+    void backward(const ConvGradients<T>& grads) const {
+        c.x.visit([&](const auto& x) { weight_sums(x, grads); });
+        input_gradient(grads);
+        weight_gradients(grads);
+    }
+
+  private:
+    template <typename S>
+    void forward(const Strided<const S>& inputs, T* all0, T* all1) const {
         in_chunks([&](int64_t, int64_t b, int64_t first, int64_t last) {
             for (int64_t t = first; t < last; ++t) {
                 T* out0 = all0 + (b * c.length + t) * c.width;
@@ -65,27 +78,22 @@ struct ConvWork {
                 std::fill_n(out0, c.width, T(0));
                 std::fill_n(out1, c.width, T(0));
                 for (int64_t lag = 0; lag < lags(b, t); ++lag) {
-                    const T *x = input(b, t - lag), *w0 = weight[0] + lag * c.width,
-                            *w1 = weight[1] + lag * c.width;
+                    const S* x = inputs.at(b, c.past + t - lag);
+                    const T *w0 = weight[0] + lag * c.width, *w1 = weight[1] + lag * c.width;
 #pragma omp simd
                     for (int64_t d = 0; d < c.width; ++d) {
-                        out0[d] += x[d] * w0[d];
-                        out1[d] += x[d] * w1[d];
+                        const T value = widen(x[d]);
+                        out0[d] += value * w0[d];
+                        out1[d] += value * w1[d];
                     }
                 }
             }
         });
     }
 
-    void backward(const ConvGradients<T>& grads) const {
-        weight_sums(grads);
-        input_gradient(grads);
-        weight_gradients(grads);
-    }
-
-  private:
     // The gradients of the weights from each chunk of outputs.
-    void weight_sums(const ConvGradients<T>& grads) const {
+    template <typename S>
+    void weight_sums(const Strided<const S>& inputs, const ConvGradients<T>& grads) const {
         in_chunks([&](int64_t index, int64_t b, int64_t first, int64_t last) {
             T *grad0 = sums[0] + index * taps, *grad1 = sums[1] + index * taps;
             std::fill_n(grad0, taps, T(0));
@@ -93,12 +101,13 @@ struct ConvWork {
             for (int64_t t = first; t < last; ++t) {
                 const T *g0 = grads.out[0].at(b, t), *g1 = grads.out[1].at(b, t);
                 for (int64_t lag = 0; lag < lags(b, t); ++lag) {
-                    const T* x = input(b, t - lag);
+                    const S* x = inputs.at(b, c.past + t - lag);
                     T *sum0 = grad0 + lag * c.width, *sum1 = grad1 + lag * c.width;
 #pragma omp simd
                     for (int64_t d = 0; d < c.width; ++d) {
-                        sum0[d] += g0[d] * x[d];
-                        sum1[d] += g1[d] * x[d];
+                        const T value = widen(x[d]);
+                        sum0[d] += g0[d] * value;
+                        sum1[d] += g1[d] * value;
                     }
                 }
             }

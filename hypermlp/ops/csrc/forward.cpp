@@ -42,7 +42,8 @@ struct Forward {
     static size_t own_need(const Problem<T>& p) {
         const int64_t rows = std::min(block_rows(p.keys), p.queries);
         return 2 * Arena::need<T>(Block<T>::cells(rows, p.keys)) +
-               2 * Arena::need<T>(rows * padded<T>(std::max(p.mix1.rank, p.mix2.rank)));
+               2 * Arena::need<T>(rows * padded<T>(std::max(p.mix1.rank, p.mix2.rank))) +
+               Arena::need<T>(rows * p.qk_dim);
     }
 
     void item(Arena own, int64_t batch, int64_t head, int64_t first, int64_t last) const {
@@ -50,10 +51,11 @@ struct Forward {
         const int64_t small = b.rows * padded<T>(std::max(p.mix1.rank, p.mix2.rank));
         own.reset();
         T* scores[2] = {own.take<T>(b.cells()), own.take<T>(b.cells())};
-        T *inner = own.take<T>(small), *gated = own.take<T>(small);
+        T *inner = own.take<T>(small), *gated = own.take<T>(small), *room = own.take<T>(b.rows * p.qk_dim);
 
         for (int64_t g = head, branch = 0; g < p.branches(); g += p.heads, ++branch) {
-            b.scores({p.q.at(batch, first, g), p.q.token, 1}, p.qk_dim, keys.of(batch, g), scores[branch]);
+            b.scores(widened_rows(p.q, batch, first, g, b.rows, p.qk_dim, room), p.qk_dim, keys.of(batch, g),
+                     scores[branch]);
             if (p.mix1.exists()) {
                 const HeadMix<T> mix(p.mix1, mix1, batch, g, Direction::kStraight);
                 mix.inner(b, scores[branch], inner, gated);

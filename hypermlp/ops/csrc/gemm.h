@@ -16,6 +16,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "storage.h"
+
 namespace hypermlp {
 
 #ifdef __AVX512F__
@@ -220,16 +222,16 @@ void add_in_place(int64_t rows, int64_t depth, View<T> a, const T* b, int64_t st
 }
 
 // Pack columns [first, first + kPanel) of a[rows, columns] into one panel, with zeros beyond the last column.
-template <typename T>
-void pack_panel(int64_t rows, int64_t columns, View<T> a, int64_t first, T* panel) {
+template <typename T, typename S>
+void pack_panel(int64_t rows, int64_t columns, View<S> a, int64_t first, T* panel) {
     const int64_t count = std::min(kPanel<T>, columns - first);
-    const T* from = a.data + first * a.column;
+    const S* from = a.data + first * a.column;
     for (int64_t i = 0; i < rows; ++i, from += a.row, panel += kPanel<T>) {
         if (a.column == 1 && count == kPanel<T>) {
-            std::memcpy(panel, from, kPanel<T> * sizeof(T));
+            convert(from, kPanel<T>, panel);
             continue;
         }
-        for (int64_t j = 0; j < count; ++j) panel[j] = from[j * a.column];
+        for (int64_t j = 0; j < count; ++j) panel[j] = widen(from[j * a.column]);
         for (int64_t j = count; j < kPanel<T>; ++j) panel[j] = T(0);
     }
 }

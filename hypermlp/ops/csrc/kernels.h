@@ -1,35 +1,26 @@
-// The interface of the kernels, for T = float and double. Nothing here depends on PyTorch: ops.cpp translates
+// The interface of the kernels, for T = float and double; storage.h has the types that tensors may be stored
+// in. Nothing here depends on PyTorch: ops.cpp translates
 // tensors into these structs, and any C++ program can do the same (tests/ops/driver.cpp does).
 #pragma once
 
 #include <cstdint>
 
+#include "storage.h"
+
 namespace hypermlp {
-
-// A tensor [batch, tokens, heads, width] whose last dimension is dense. Strides count elements. T is const
-// for inputs.
-template <typename T>
-struct Strided {
-    T* data = nullptr;
-    int64_t batch = 0, token = 0, head = 0;  // strides
-
-    T* at(int64_t b, int64_t t, int64_t h = 0) const { return data + b * batch + t * token + h * head; }
-    Strided<const T> read_only() const { return {data, batch, token, head}; }
-};
 
 enum class Activation { kRelu, kGlu };
 enum class Layout { kLag, kForward };  // slots count back from the query, or on from its first visible key
 
-// A sequence mix R = I + Diag(diag) + left Diag(gate) right^T. All pointers are null if there is no mix.
+// A sequence mix R = I + Diag(diag) + left Diag(gate) right^T. Its tensors have no data if there is no mix.
 template <typename T>
 struct Mix {
-    const T* diag = nullptr;   // [heads, slots]
-    const T* left = nullptr;   // [heads, slots, rank]
-    const T* right = nullptr;  // [heads, slots, rank]
+    Source<T> diag;         // [heads, slots]; at(head, slot)
+    Source<T> left, right;  // [heads, slots, rank]; at(head, slot)
     int64_t slots = 0, rank = 0;
-    Strided<const T> gate;  // [batch, queries, heads, rank]
+    Source<T> gate;  // [batch, queries, heads, rank]
 
-    bool exists() const { return diag != nullptr; }
+    bool exists() const { return diag.exists(); }
 };
 
 // The arguments of hyper_attention (ops/api.py has the formula).
@@ -40,7 +31,7 @@ struct Problem {
     Layout layout = Layout::kLag;
     double eps = 0;
     const int64_t* starts = nullptr;  // [batch, queries], or null if every query sees all earlier keys
-    Strided<const T> q, k, v;
+    Source<T> q, k, v;
     Mix<T> mix1, mix2;  // of the scores, with branches() heads; of the activation, with `heads` heads
 
     bool glu() const { return activation == Activation::kGlu; }
@@ -58,7 +49,7 @@ struct Output {
 // The inputs of the backward kernel besides the problem.
 template <typename T>
 struct Saved {
-    Strided<const T> grad_out;        // gradient of Output::out
+    Source<T> grad_out;               // gradient of Output::out
     const T* inverse_norm = nullptr;  // Output::inverse_norm
 };
 
@@ -88,42 +79,51 @@ template <typename T>
 void decode(const Problem<T>&, const Output<T>&);
 
 // A whole layer for a few new positions: convolutions, projections, gates, attention over the caches, output
-// projection.
-template <typename T>
+// projection. The tensors of the layer and its caches are stored as S.
+template <typename T, typename S>
 struct Step {
     // `problem.keys` counts the new positions too. step() itself sets q, k, v and the gates of the mixes.
     Problem<T> problem;
-    Strided<T> keys, values;  // the caches, [batch, room, heads, width]; the new positions are written
-    Strided<const T> x;       // [batch, queries, hidden]
+    Strided<S> keys, values;  // the caches, [batch, room, heads, width]; the new positions are written
+    Strided<const S> x;       // [batch, queries, hidden]
     int64_t hidden = 0;
-    T* out = nullptr;  // [batch, queries, hidden], contiguous
+    S* out = nullptr;  // [batch, queries, hidden], contiguous
 
     // The convolutions. Without them, history has no data.
-    Strided<T> history;  // cache of inputs, [batch, room, hidden]; the new positions are written
+    Strided<S> history;  // cache of inputs, [batch, room, hidden]; the new positions are written
     int64_t past_inputs = 0, kernel = 0;
-    const T *k_conv = nullptr, *v_conv = nullptr;  // [hidden, kernel]
-    const int64_t* reach = nullptr;  // [batch, queries] or null: how many inputs the convolutions see
+    const S *k_conv = nullptr, *v_conv = nullptr;  // [hidden, kernel]
+    const int64_t* reach = nullptr;  // [batch, queries] or null: how many positions each new one sees
+
+    // Rows that precede every context, [num_registers, hidden], or null.
+    const S* registers = nullptr;
+    int64_t num_registers = 0;
+
+    // The rotation of queries and keys, or null: cos and sin of the angles of half a head's width,
+    // [batch, queries, 1 + num_registers, qk_dim / 2]. The first is that of the new position, the others are
+    // those of the registers that it sees. The batch stride is 0 if all sequences have the same.
+    Strided<const T> cos, sin;
 
     // Weights are [outputs, inputs].
-    const T *q_weight = nullptr, *k_weight = nullptr, *v_weight = nullptr, *o_weight = nullptr;
+    const S *q_weight = nullptr, *k_weight = nullptr, *v_weight = nullptr, *o_weight = nullptr;
 
     // One matrix computes all gates. Each gate is a range of its rows; q_gate and so on are the first row of
     // each range, -1 if the gate is absent.
-    const T *gate_weight = nullptr, *gate_bias = nullptr;  // [gate_width, hidden], [gate_width] or null
+    const S *gate_weight = nullptr, *gate_bias = nullptr;  // [gate_width, hidden], [gate_width] or null
     int64_t gate_width = 0;
     int64_t q_gate = -1, output_gate = -1, mix1_gate = -1, mix2_gate = -1;
 };
-template <typename T>
-void step(const Step<T>&);
+template <typename T, typename S>
+void step(const Step<T, S>&);
 
 // Two depthwise causal convolutions of one input (the function causal_conv_pair has the definition).
 template <typename T>
 struct ConvPair {
     int64_t batch = 0, length = 0, width = 0, kernel = 0, threads = 1;
-    int64_t past = 0;                         // rows of x before the first output
-    const int64_t* reach = nullptr;           // [batch, length] or null: how many positions each output sees
-    Strided<const T> x;                       // [batch, past + length, width]
-    const T* weight[2] = {nullptr, nullptr};  // [width, kernel]
+    int64_t past = 0;                // rows of x before the first output
+    const int64_t* reach = nullptr;  // [batch, length] or null: how many positions each output sees
+    Source<T> x;                     // [batch, past + length, width]
+    Source<T> weight[2];             // [width, kernel]; at(channel, lag)
 };
 
 template <typename T>

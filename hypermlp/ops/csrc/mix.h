@@ -60,11 +60,13 @@ struct PackedMix {
         const int64_t panels = length / kPanel<T>;
         for_ranges(threads, heads * panels, [&](int64_t i) {
             const int64_t head = i / panels, first = i % panels * kPanel<T>;
-            const T* diag = mix.diag + head * mix.slots;
-            for (int64_t row = first; row < first + kPanel<T>; ++row)
-                scale[head * length + row] = slot(row) < used ? 1 + diag[slot(row)] : T(0);
-            pack(mix.left + head * mix.slots * rank, head, first, left, left_t);
-            pack(mix.right + head * mix.slots * rank, head, first, right, right_t);
+            mix.diag.visit([&](const auto& diag) {
+                for (int64_t row = first; row < first + kPanel<T>; ++row)
+                    scale[head * length + row] =
+                        slot(row) < used ? 1 + widen(*diag.at(head, slot(row))) : T(0);
+            });
+            pack(mix.left, head, first, left, left_t);
+            pack(mix.right, head, first, right, right_t);
         });
     }
 
@@ -72,16 +74,21 @@ struct PackedMix {
 
   private:
     // Pack the rows of one panel of slots, which begins at `begin`.
-    void pack(const T* from, int64_t head, int64_t begin, T* rows, T* columns) const {
+    void pack(const Source<T>& source, int64_t head, int64_t begin, T* rows, T* columns) const {
         const int64_t first = head * matrix(length, rank);
-        for (int64_t row = begin; row < begin + kPanel<T>; ++row)
-            for (int64_t r = 0; r < padded<T>(rank); ++r) {
-                const T x = slot(row) < used && r < rank ? from[slot(row) * rank + r] : T(0);
-                if (rows)
-                    rows[first + r / kPanel<T> * length * kPanel<T> + row * kPanel<T> + r % kPanel<T>] = x;
-                if (columns && r < rank)
-                    columns[first + row / kPanel<T> * rank * kPanel<T> + r * kPanel<T> + row % kPanel<T>] = x;
-            }
+        source.visit([&](const auto& from) {
+            for (int64_t row = begin; row < begin + kPanel<T>; ++row)
+                for (int64_t r = 0; r < padded<T>(rank); ++r) {
+                    const bool exists = slot(row) < used && r < rank;
+                    const T x = exists ? widen(from.at(head, slot(row))[r]) : T(0);
+                    if (rows)
+                        rows[first + r / kPanel<T> * length * kPanel<T> + row * kPanel<T> + r % kPanel<T>] =
+                            x;
+                    if (columns && r < rank)
+                        columns[first + row / kPanel<T> * rank * kPanel<T> + r * kPanel<T> +
+                                row % kPanel<T>] = x;
+                }
+        });
     }
 };
 
@@ -89,7 +96,7 @@ struct PackedMix {
 template <typename T>
 struct HeadMix {
     const T *scale, *left, *right_t;
-    Strided<const T> gate;
+    Source<T> gate;
     int64_t batch, head, rank, length, used;
 
     HeadMix(const Mix<T>& mix, const PackedMix<T>& packed, int64_t batch_, int64_t head_, Direction direction)
@@ -119,10 +126,12 @@ struct HeadMix {
         const int64_t ld = padded<T>(rank);
         multiply<T>(b.rows, vectors<T>(rank), width(b), view(b, buffer), left + first_row(b) * kPanel<T>,
                     length * kPanel<T>, inner, ld);
-        for (int64_t row = 0; row < b.rows; ++row) {
-            const T* g = gate.at(batch, b.first_query + row, head);
-            for (int64_t r = 0; r < rank; ++r) gated[row * ld + r] = inner[row * ld + r] * g[r];
-        }
+        gate.visit([&](const auto& gates) {
+            for (int64_t row = 0; row < b.rows; ++row) {
+                const auto* g = gates.at(batch, b.first_query + row, head);
+                for (int64_t r = 0; r < rank; ++r) gated[row * ld + r] = inner[row * ld + r] * widen(g[r]);
+            }
+        });
     }
 
     // to <- from * scale + gated right^T, masked

@@ -1,5 +1,6 @@
 // The kernels as PyTorch operators, on PyTorch's stable ABI, so that this file compiles in seconds. Python
-// defines their schemas, fakes and derivatives. float16 and bfloat16 are computed in float32.
+// defines their schemas, fakes and derivatives. float16 and bfloat16 are read as they are stored and computed
+// in float32.
 #include <tuple>
 
 #include "guard.h"
@@ -49,9 +50,9 @@ Mix<T> mix_parameters(Inputs<T>& inputs, const MixTensors& mix, int64_t heads, c
     check_floats({"right", mix.index}, *mix.right, {heads, m.slots, m.rank});
     require(p.starts != nullptr || p.keys <= m.slots,
             "a mix has fewer slots than there are keys; pass starts");
-    m.diag = inputs.contiguous(*mix.diag);
-    m.left = inputs.contiguous(*mix.left);
-    m.right = inputs.contiguous(*mix.right);
+    m.diag = inputs.source(*mix.diag);
+    m.left = inputs.source(*mix.left);
+    m.right = inputs.source(*mix.right);
     return m;
 }
 
@@ -61,7 +62,7 @@ Mix<T> gated_mix(Inputs<T>& inputs, const MixTensors& mix, int64_t heads, const 
     require(m.exists() == mix.gate.has_value(), "a mix and its gate must be given together");
     if (!m.exists()) return m;
     check_floats({"gate", mix.index}, *mix.gate, {p.batch, p.queries, heads, m.rank});
-    m.gate = inputs.strided(*mix.gate);
+    m.gate = inputs.source(*mix.gate);
     return m;
 }
 
@@ -82,9 +83,9 @@ Problem<T> problem(Inputs<T>& inputs, const Tensor& q, const Tensor& k, const Te
     check_floats("k", k, {p.batch, p.keys, p.branches(), p.qk_dim});
     require(p.queries <= p.keys, "there are more queries than keys; the queries are the last positions");
     p.starts = inputs.integers("starts", starts, p.batch, p.queries);
-    p.q = inputs.strided(q);
-    p.k = inputs.strided(k);
-    p.v = inputs.strided(v);
+    p.q = inputs.source(q);
+    p.k = inputs.source(k);
+    p.v = inputs.source(v);
     p.mix1 = gated_mix(inputs, mix1, p.branches(), p);
     p.mix2 = gated_mix(inputs, mix2, p.heads, p);
     return p;
@@ -151,7 +152,7 @@ std::vector<Tensor> native_grad(const Tensor& grad_out, const Tensor& inverse_no
         const Problem<T> p = problem(inputs, q, k, v, mix1, mix2, starts, activation, layout, eps);
         check_floats("grad_out", grad_out, {p.batch, p.queries, p.heads, p.vo_dim});
         check_floats("inverse_norm", inverse_norm, {p.heads * p.batch, p.queries, 1});
-        const Saved<T> saved{inputs.strided(grad_out), inputs.contiguous(inverse_norm)};
+        const Saved<T> saved{inputs.source(grad_out), inputs.contiguous(inverse_norm)};
         GradientTensors<T> tensors;
         Gradients<T> grads;
         grads.q = strided<T>(tensors.add(q));
@@ -165,44 +166,54 @@ std::vector<Tensor> native_grad(const Tensor& grad_out, const Tensor& inverse_no
 }
 
 // Check the caches of keys and values and describe them, and the sizes that follow from them, in s.
-template <typename T>
-void set_caches(Step<T>& s, const Tensor& keys, const Tensor& values, int64_t past) {
+template <typename T, typename S>
+void set_caches(Step<T, S>& s, const Tensor& keys, const Tensor& values, int64_t past) {
     Problem<T>& p = s.problem;
-    check_cache("values", values, kDtype<T>, {p.batch, kAny, kAny, kAny});
+    check_cache("values", values, kDtype<S>, {p.batch, kAny, kAny, kAny});
     p.heads = values.size(2);
     p.vo_dim = values.size(3);
-    check_cache("keys", keys, kDtype<T>, {p.batch, kAny, p.branches(), kAny});
+    check_cache("keys", keys, kDtype<S>, {p.batch, kAny, p.branches(), kAny});
     p.qk_dim = keys.size(3);
     p.keys = past + p.queries;
     require(past >= 0 && p.keys <= keys.size(1) && p.keys <= values.size(1),
             "keys and values have no room for the new positions after `past`");
-    s.keys = strided<T>(keys);
-    s.values = strided<T>(values);
+    s.keys = strided<S>(keys);
+    s.values = strided<S>(values);
 }
 
-template <typename T>
-void set_convolutions(Inputs<T>& inputs, Step<T>& s, const Optional& history, int64_t past_inputs,
+template <typename S>
+const S* checked_weight(Inputs<S>& inputs, const Name& name, const Tensor& x, Sizes shape) {
+    check_exact(name, x, kDtype<S>, shape);
+    return inputs.contiguous(x);
+}
+
+template <typename T, typename S>
+void set_convolutions(Inputs<S>& inputs, Step<T, S>& s, const Optional& history, int64_t past_inputs,
                       const Optional& k_conv, const Optional& v_conv) {
     const bool exists = history.has_value();
     require(exists == k_conv.has_value() && exists == v_conv.has_value(),
             "history, k_conv and v_conv must be given together");
     if (!exists) return;
-    check_cache("history", *history, kDtype<T>, {s.problem.batch, kAny, s.hidden});
+    check_cache("history", *history, kDtype<S>, {s.problem.batch, kAny, s.hidden});
     require(past_inputs >= 0 && past_inputs + s.problem.queries <= history->size(1),
             "history has no room for the new positions after `past_inputs`");
-    check_exact("k_conv", *k_conv, kDtype<T>, {s.hidden, kAny});
-    check_exact("v_conv", *v_conv, kDtype<T>, {s.hidden, k_conv->size(1)});
-    s.history = strided<T>(*history);
+    s.history = strided<S>(*history);
     s.past_inputs = past_inputs;
+    s.k_conv = checked_weight(inputs, "k_conv", *k_conv, {s.hidden, kAny});
     s.kernel = k_conv->size(1);
-    s.k_conv = inputs.contiguous(*k_conv);
-    s.v_conv = inputs.contiguous(*v_conv);
+    s.v_conv = checked_weight(inputs, "v_conv", *v_conv, {s.hidden, s.kernel});
 }
 
+// Check the angles of the rotation, [batch or 1, queries, 1 + registers, qk_dim / 2], and return them.
 template <typename T>
-const T* checked_weight(Inputs<T>& inputs, const Name& name, const Tensor& x, Sizes shape) {
-    check_exact(name, x, kDtype<T>, shape);
-    return inputs.contiguous(x);
+Strided<const T> checked_angles(Inputs<T>& inputs, const Name& name, const Tensor& x, const Problem<T>& p,
+                                int64_t registers) {
+    require(p.qk_dim % 2 == 0, "a rotation needs an even width of queries and keys");
+    const int64_t batch = x.dim() == 4 && x.size(0) == 1 ? 1 : p.batch;
+    check_exact(name, x, kDtype<T>, {batch, p.queries, 1 + registers, p.qk_dim / 2});
+    Strided<const T> angles = inputs.strided(x);
+    if (batch == 1) angles.batch = 0;
+    return angles;
 }
 
 // Check the first row of a gate in gate_weight.
@@ -212,8 +223,8 @@ void check_gate(const Name& name, int64_t first, int64_t width, int64_t gate_wid
              std::to_string(width) + " of the " + std::to_string(gate_width) + " rows of gate_weight");
 }
 
-template <typename T>
-void set_gates(Inputs<T>& inputs, Step<T>& s, const Optional& weight, const Optional& bias) {
+template <typename T, typename S>
+void set_gates(Inputs<S>& inputs, Step<T, S>& s, const Optional& weight, const Optional& bias) {
     const Problem<T>& p = s.problem;
     if (weight) {
         s.gate_weight = checked_weight(inputs, "gate_weight", *weight, {kAny, s.hidden});
@@ -229,47 +240,62 @@ void set_gates(Inputs<T>& inputs, Step<T>& s, const Optional& weight, const Opti
 }
 
 // x: [batch, queries, hidden]. history, keys, values: caches, [batch, room, ...], whose first `past_inputs`
-// and `past` rows are full; the new positions are written behind them. q_gate ... mix2_gate: the first row of
-// each gate in gate_weight, or -1 if it is absent.
-Tensor native_step(const Tensor& x, const Optional& history, int64_t past_inputs, const Optional& k_conv,
-                   const Optional& v_conv, const Tensor& q_weight, const Tensor& k_weight,
-                   const Tensor& v_weight, const Tensor& o_weight, const Optional& gate_weight,
-                   const Optional& gate_bias, int64_t q_gate, int64_t output_gate, int64_t mix1_gate,
-                   int64_t mix2_gate, const Tensor& keys, const Tensor& values, int64_t past,
-                   const Optional& diag1, const Optional& left1, const Optional& right1,
-                   const Optional& diag2, const Optional& left2, const Optional& right2,
-                   const Optional& starts, const Optional& reach, const std::string& activation,
-                   const std::string& layout, double eps) {
-    return with_type(x.scalar_type(), [&](auto zero) {
+// and `past` rows are full; the new positions are written behind them. registers: [count, hidden]. cos, sin:
+// see checked_angles. q_gate ... mix2_gate: the first row of each gate in gate_weight, or -1 if it is absent.
+Tensor native_decoding_step(const Tensor& x, const Optional& history, int64_t past_inputs,
+                            const Optional& k_conv, const Optional& v_conv, const Optional& registers,
+                            const Optional& cos, const Optional& sin, const Tensor& q_weight,
+                            const Tensor& k_weight, const Tensor& v_weight, const Tensor& o_weight,
+                            const Optional& gate_weight, const Optional& gate_bias, int64_t q_gate,
+                            int64_t output_gate, int64_t mix1_gate, int64_t mix2_gate, const Tensor& keys,
+                            const Tensor& values, int64_t past, const Optional& diag1, const Optional& left1,
+                            const Optional& right1, const Optional& diag2, const Optional& left2,
+                            const Optional& right2, const Optional& starts, const Optional& reach,
+                            const std::string& activation, const std::string& layout, double eps) {
+    return with_types(x.scalar_type(), [&](auto zero, auto stored_zero) {
         using T = decltype(zero);
+        using S = decltype(stored_zero);
         Inputs<T> inputs;
-        Step<T> s;
+        Inputs<S> weights;
+        Step<T, S> s;
         Problem<T>& p = s.problem;
         const Optional none;
-        check_exact("x", x, kDtype<T>, {kAny, kAny, kAny});
+        check_exact("x", x, kDtype<S>, {kAny, kAny, kAny});
         p.batch = x.size(0);
         p.queries = x.size(1);
         s.hidden = x.size(2);
-        s.x = inputs.strided(x);
+        s.x = weights.strided(x);
         set_options(p, activation, layout, eps);
         set_caches(s, keys, values, past);
+        require(starts.has_value() == reach.has_value(), "starts and reach must be given together");
         p.starts = inputs.integers("starts", starts, p.batch, p.queries);
         s.reach = inputs.integers("reach", reach, p.batch, p.queries);
-        p.mix1 = mix_parameters(inputs, {"1", diag1, left1, right1, none}, p.branches(), p);
-        p.mix2 = mix_parameters(inputs, {"2", diag2, left2, right2, none}, p.heads, p);
-        set_convolutions(inputs, s, history, past_inputs, k_conv, v_conv);
+        if (registers) {
+            s.registers = checked_weight(weights, "registers", *registers, {kAny, s.hidden});
+            s.num_registers = registers->size(0);
+        }
+        require(cos.has_value() == sin.has_value(), "cos and sin must be given together");
+        if (cos) {
+            s.cos = checked_angles(inputs, "cos", *cos, p, s.num_registers);
+            s.sin = checked_angles(inputs, "sin", *sin, p, s.num_registers);
+        }
+        Problem<T> seen = p;  // with the registers, which occupy slots too
+        seen.keys += s.num_registers;
+        p.mix1 = mix_parameters(inputs, {"1", diag1, left1, right1, none}, p.branches(), seen);
+        p.mix2 = mix_parameters(inputs, {"2", diag2, left2, right2, none}, p.heads, seen);
+        set_convolutions(weights, s, history, past_inputs, k_conv, v_conv);
         const int64_t qk = p.branches() * p.qk_dim, vo = p.heads * p.vo_dim;
-        s.q_weight = checked_weight(inputs, "q_weight", q_weight, {qk, s.hidden});
-        s.k_weight = checked_weight(inputs, "k_weight", k_weight, {qk, s.hidden});
-        s.v_weight = checked_weight(inputs, "v_weight", v_weight, {vo, s.hidden});
-        s.o_weight = checked_weight(inputs, "o_weight", o_weight, {s.hidden, vo});
+        s.q_weight = checked_weight(weights, "q_weight", q_weight, {qk, s.hidden});
+        s.k_weight = checked_weight(weights, "k_weight", k_weight, {qk, s.hidden});
+        s.v_weight = checked_weight(weights, "v_weight", v_weight, {vo, s.hidden});
+        s.o_weight = checked_weight(weights, "o_weight", o_weight, {s.hidden, vo});
         s.q_gate = q_gate;
         s.output_gate = output_gate;
         s.mix1_gate = mix1_gate;
         s.mix2_gate = mix2_gate;
-        set_gates(inputs, s, gate_weight, gate_bias);
-        const Tensor out = fresh<T>(shape(x));
-        s.out = data<T>(out);
+        set_gates(weights, s, gate_weight, gate_bias);
+        const Tensor out = fresh<S>(shape(x));
+        s.out = data<S>(out);
         step(s);
         return out;
     });
@@ -290,9 +316,9 @@ ConvPair<T> conv_pair(Inputs<T>& inputs, const Tensor& x, const Tensor& weight1,
     c.kernel = weight1.size(1);
     check_floats("weight2", weight2, {c.width, c.kernel});
     c.reach = inputs.integers("reach", reach, c.batch, c.length);
-    c.x = inputs.strided(x);
-    c.weight[0] = inputs.contiguous(weight1);
-    c.weight[1] = inputs.contiguous(weight2);
+    c.x = inputs.source(x);
+    c.weight[0] = inputs.source(weight1);
+    c.weight[1] = inputs.source(weight2);
     return c;
 }
 
@@ -348,7 +374,7 @@ extern "C" int64_t hypermlp_backward_tasks(int64_t batch, int64_t heads, int64_t
 STABLE_TORCH_LIBRARY_IMPL(hypermlp, CPU, m) {
     m.impl("native", hypermlp::guarded<TORCH_BOX(&hypermlp::native)>);
     m.impl("native_grad", hypermlp::guarded<TORCH_BOX(&hypermlp::native_grad)>);
-    m.impl("native_step", hypermlp::guarded<TORCH_BOX(&hypermlp::native_step)>);
+    m.impl("native_decoding_step", hypermlp::guarded<TORCH_BOX(&hypermlp::native_decoding_step)>);
     m.impl("native_conv_pair", hypermlp::guarded<TORCH_BOX(&hypermlp::native_conv_pair)>);
     m.impl("native_conv_pair_backward", hypermlp::guarded<TORCH_BOX(&hypermlp::native_conv_pair_backward)>);
 }

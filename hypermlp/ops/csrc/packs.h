@@ -31,17 +31,31 @@ struct Panels {
         return data + (batch * heads + head) * rows * padded<T>(columns);
     }
 
-    // Fill all matrices from x.
-    void pack(const Strided<const T>& x, int64_t batch, PanelRows panel_rows, int64_t threads) const {
+    // Fill all matrices from x, and widen its numbers.
+    void pack(const Source<T>& source, int64_t batch, PanelRows panel_rows, int64_t threads) const {
         const int64_t panels = in_panels<T>(columns);
         for_ranges(threads, batch * heads * panels, [&](int64_t i) {
             const int64_t matrix = i / panels, j = i % panels;
-            const T* from = x.at(matrix / heads, 0, matrix % heads);
-            const View<T> view =
-                panel_rows == PanelRows::kWidth ? View<T>{from, 1, x.token} : View<T>{from, x.token, 1};
-            pack_panel<T>(rows, columns, view, j * kPanel<T>, data + i * step());
+            source.visit([&](const auto& x) {
+                const auto* from = x.at(matrix / heads, 0, matrix % heads);
+                using S = std::remove_const_t<std::remove_reference_t<decltype(*from)>>;
+                const View<S> view =
+                    panel_rows == PanelRows::kWidth ? View<S>{from, 1, x.token} : View<S>{from, x.token, 1};
+                pack_panel<T>(rows, columns, view, j * kPanel<T>, data + i * step());
+            });
         });
     }
 };
+
+// Return `count` rows of one head, from token `first` on, as a matrix: x itself if it is stored in T, a copy
+// in `room`, [count, width], otherwise.
+template <typename T>
+View<T> widened_rows(const Source<T>& x, int64_t batch, int64_t first, int64_t head, int64_t count,
+                     int64_t width, T* room) {
+    const Strided<const T> same = x.in_place();
+    if (same.data) return {same.at(batch, first, head), same.token, 1};
+    for (int64_t row = 0; row < count; ++row) x.read(batch, first + row, head, width, room + row * width);
+    return {room, width, 1};
+}
 
 }  // namespace hypermlp

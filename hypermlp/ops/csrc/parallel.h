@@ -3,8 +3,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
+#include <thread>
 
 namespace hypermlp {
 
@@ -40,6 +42,31 @@ void for_each(int64_t threads, int64_t count, const Work& work) {
     std::atomic<int64_t> next{0};
     parallel(std::min(threads, count), [&](int64_t worker) {
         for (int64_t i = next++; i < count; i = next++) work(i, worker);
+    });
+}
+
+// Call work(phase, i) for each i in [0, counts[phase]), phase after phase: a phase begins when the one before
+// it is complete. All phases are one parallel region, since waking threads costs more than a small phase. A
+// worker waits only for work that another one has begun, so any number of workers may be late or absent.
+template <size_t N, typename Work>
+void in_phases(int64_t threads, const std::array<int64_t, N>& counts, const Work& work) {
+    struct Progress {
+        alignas(64) std::atomic<int64_t> next{0};
+        alignas(64) std::atomic<int64_t> done{0};
+    };
+    Progress progress[N];
+    const int64_t most = *std::max_element(counts.begin(), counts.end());
+    parallel(std::min(threads, most), [&](int64_t) {
+        for (size_t phase = 0; phase < N; ++phase) {
+            Progress& own = progress[phase];
+            const int64_t count = counts[phase];
+            int64_t finished = 0;
+            for (int64_t i = own.next++; i < count; i = own.next++, ++finished) work(phase, i);
+            own.done.fetch_add(finished, std::memory_order_acq_rel);
+            constexpr int kPatience = 4096;  // then let other threads run: there may be fewer processors
+            for (int turns = 0; own.done.load(std::memory_order_acquire) < count; ++turns)
+                if (turns >= kPatience) std::this_thread::yield();
+        }
     });
 }
 

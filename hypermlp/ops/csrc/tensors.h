@@ -103,7 +103,13 @@ inline void check_cache(const Name& name, const Tensor& x, ScalarType dtype, Siz
 }
 
 template <typename T>
-constexpr ScalarType kDtype = std::is_same_v<T, double> ? ScalarType::Double : ScalarType::Float;
+constexpr ScalarType kDtype = ScalarType::Float;
+template <>
+inline constexpr ScalarType kDtype<double> = ScalarType::Double;
+template <>
+inline constexpr ScalarType kDtype<BFloat16> = ScalarType::BFloat16;
+template <>
+inline constexpr ScalarType kDtype<Float16> = ScalarType::Half;
 
 // Call run(T()) with the type that the kernels compute in for tensors of this dtype.
 template <typename Run>
@@ -111,12 +117,23 @@ auto with_type(ScalarType dtype, const Run& run) {
     return dtype == ScalarType::Double ? run(double()) : run(float());
 }
 
+// Call run(T(), S()) with the type that the kernels compute in and the type that the tensors are stored in.
+template <typename Run>
+auto with_types(ScalarType dtype, const Run& run) {
+    switch (dtype) {
+        case ScalarType::Double: return run(double(), double());
+        case ScalarType::BFloat16: return run(float(), BFloat16());
+        case ScalarType::Half: return run(float(), Float16());
+        default: return run(float(), float());
+    }
+}
+
 template <typename T>
 T* data(const Tensor& x) {
     return static_cast<T*>(x.data_ptr());
 }
 
-// Return the memory of x, [batch, tokens, width] or [batch, tokens, heads, width], of dtype T.
+// Return the memory of x, of dtype T: [batch, tokens, heads, width], or fewer dimensions.
 template <typename T>
 Strided<T> strided(const Tensor& x) {
     return {data<T>(x), x.stride(0), x.stride(1), x.dim() == 4 ? x.stride(2) : 0};
@@ -133,6 +150,16 @@ class Inputs {
     Strided<const T> strided(const Tensor& x) {
         const Tensor& y = cast(x);
         return hypermlp::strided<T>(y.stride(y.dim() - 1) == 1 ? y : dense(y)).read_only();
+    }
+
+    // Return x itself if the kernels can read its dtype and its last dimension has stride 1.
+    Source<T> source(const Tensor& x) {
+        const Tensor& y = x.stride(x.dim() - 1) == 1 ? x : dense(x);
+        if constexpr (std::is_same_v<T, float>) {
+            if (y.scalar_type() == ScalarType::BFloat16) return hypermlp::strided<const BFloat16>(y);
+            if (y.scalar_type() == ScalarType::Half) return hypermlp::strided<const Float16>(y);
+        }
+        return hypermlp::strided<const T>(cast(y));
     }
 
     // Check and return starts or reach, [batch, queries], or null.
@@ -160,7 +187,10 @@ template <typename T>
 Tensor fresh(const std::vector<int64_t>& shape) {
     std::vector<int64_t> strides(shape.size(), 1);
     for (size_t i = shape.size() - 1; i > 0; --i) strides[i - 1] = strides[i] * shape[i];
-    const int32_t dtype = std::is_same_v<T, double> ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32();
+    const int32_t dtype = std::is_same_v<T, double>     ? aoti_torch_dtype_float64()
+                          : std::is_same_v<T, BFloat16> ? aoti_torch_dtype_bfloat16()
+                          : std::is_same_v<T, Float16>  ? aoti_torch_dtype_float16()
+                                                        : aoti_torch_dtype_float32();
     AtenTensorHandle handle;
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(),
                                                            strides.data(), dtype,
