@@ -95,6 +95,14 @@ class SequenceMixer(nn.Module):
         for module in (*list(self.modules())[1:], self):
             initialize_(module, self.config.init_std)
 
+    def resize_(self, config: Any, method: str) -> None:
+        """Take over ``config``, which differs from the layer's in max_length alone, in place.
+
+        ``extend_context`` of a model calls it; ``method`` is one of ``hypermlp.layers.resizing.METHODS``.
+        Existing decoding states are refused afterwards. A subclass with learned slots resizes them.
+        """
+        self.config = config
+
     def new_state(self, batch_size: int, *, rollback: int = 128, capacity: int | None = None) -> Any:
         """Return an empty decoding state (cache) for ``forward``. Each layer needs a state of its own.
 
@@ -206,8 +214,8 @@ class SequenceMixer(nn.Module):
             return
         if not isinstance(state, self.state_class) or state.config != self.config:
             raise UserError(
-                f"the state belongs to a layer with another configuration ({state!r}); make one with "
-                "new_state"
+                f"the state belongs to a layer with another configuration or context ({state!r}); make one "
+                "with new_state"
             )
         if state.batch_size != x.shape[0]:
             raise UserError(

@@ -7,7 +7,7 @@ import math
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import slice_logits_to_keep
-from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -32,12 +31,12 @@ from hypermlp.layers.registry import layer_of
 from hypermlp.layers.state import DecodingState, visibility_after
 from hypermlp.layers.step import is_plain
 from hypermlp.layers.visibility import Visibility
-from hypermlp.models.cache import is_static, layer_state
+from hypermlp.models.cache import layer_state
 from hypermlp.models.configuration_hypermlp import HyperMLPConfig
+from hypermlp.models.extension import extend_context_
+from hypermlp.models.generation import Generation
 from hypermlp.models.loss import head_loss
 from hypermlp.models.visibility import batch_starts
-
-logger = logging.get_logger(__name__)
 
 
 def _norm(config: HyperMLPConfig) -> nn.Module:
@@ -119,6 +118,33 @@ class HyperMLPPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         depth = 2 * self.config.num_hidden_layers if getattr(module, "is_residual_output", False) else 1
         initialize_(module, self.config.initializer_range / math.sqrt(depth), init)
+
+    def extend_context(self, n: int, method: str = "repeat") -> Self:
+        """Give the model a context of ``n`` positions, in place, and return it.
+
+        Up to the shorter of the old and the new context, the model computes exactly what it did. ``n`` may
+        also be smaller: the last slots are dropped. Decoding states (caches) and states of optimizers from
+        before the change are refused afterwards.
+
+        Args:
+            n: the new ``config.max_position_embeddings``, at least every ``sliding_window``.
+            method: the parameters of added slots, and of added learned positions: "repeat", the default,
+                takes those of the far half again and again (slot l takes those of L / 2 + l mod L / 2 of L
+                slots), "mean" the mean of the last 32, "zero" zeros.
+
+        Raises:
+            UserError: for a value that is not allowed; the model is then unchanged.
+
+        Example::
+
+            from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
+
+            sizes = dict(hidden_size=64, num_hidden_layers=2, max_position_embeddings=128, vocab_size=257)
+            model = HyperMLPForCausalLM(HyperMLPConfig(**sizes)).extend_context(512)
+            assert model.config.max_position_embeddings == 512
+        """
+        extend_context_(self, n, method)
+        return self
 
     def save_pretrained(self, save_directory: str | os.PathLike[Any], *args: Any, **kwargs: Any) -> Any:
         """Save as transformers does, and let ``trust_remote_code=True`` find this package.
@@ -243,7 +269,7 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
         )
 
 
-class HyperMLPForCausalLM(HyperMLPPreTrainedModel, GenerationMixin):
+class HyperMLPForCausalLM(HyperMLPPreTrainedModel, Generation, GenerationMixin):
     """A causal language model around any sequence mixer, as a ``PreTrainedModel`` of transformers.
 
     ``logits = norm(blocks(embed(input_ids))) Eᵀ``, where E is the embedding matrix, or a matrix of its own if
@@ -347,34 +373,3 @@ class HyperMLPForCausalLM(HyperMLPPreTrainedModel, GenerationMixin):
         head = self.lm_head
         plain = is_plain(head, nn.Linear) and not is_traceable_wrapper_subclass(head.weight)
         return plain and self.loss_function is ForCausalLMLoss and not torch.compiler.is_compiling()
-
-    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
-        """Drop the mask of a decoding step with a static cache, which has the prompt's padding already.
-
-        The mask grows with every token and would change the shapes of the step.
-        """
-        is_step = kwargs.get("next_sequence_length") == 1 and not kwargs.get("is_first_iteration")
-        cache = kwargs.get("past_key_values")
-        if is_step and cache is not None and is_static(cache):
-            kwargs["attention_mask"] = None
-        return super().prepare_inputs_for_generation(*args, **kwargs)  # type: ignore[misc]
-
-    @staticmethod
-    def create_masks_for_generate(*, attention_mask: Tensor | None, **_kwargs: Any) -> Tensor | None:
-        """Return the mask as it is; transformers would make a dense one for a static cache."""
-        return attention_mask
-
-    def _get_static_cache_init_shape(self) -> None:
-        """Make ``generate`` leave the allocation of a static cache to the first call of the mixers."""
-        return
-
-    def _prepare_generated_length(self, *args: Any, **kwargs: Any) -> Any:
-        """Limit the length to the context, where the learned slots end."""
-        prepared = super()._prepare_generated_length(*args, **kwargs)  # type: ignore[misc]
-        context = self.config.max_position_embeddings
-        if prepared.max_length > context:
-            logger.warning_once(
-                f"asked for up to {prepared.max_length} tokens; generation ends at the context of {context}"
-            )
-            prepared.max_length = context
-        return prepared

@@ -54,6 +54,14 @@ def test_sample_reports_mistakes(tmp_path, run, capsys):
     assert "the model's context has 32" in capsys.readouterr().err
 
 
+def test_extend_and_sample_beyond_the_old_context(run, tmp_path, capsys):
+    longer = tmp_path / "longer"
+    assert main(["extend", str(run), "--context", "64", "--out", str(longer)]) == 0
+    assert "the context had 32 positions and has 64; up to 32 positions" in capsys.readouterr().out
+    assert main(["sample", str(longer), "document 1", "--tokens", "50", "--temperature", "0"]) == 0
+    assert len(capsys.readouterr().out) > 50
+
+
 def test_pipeline(run):
     write = pipeline("text-generation", model=str(run / "final"), device="cpu")
     settings = {"max_new_tokens": 8, "do_sample": False}
