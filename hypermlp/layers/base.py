@@ -14,7 +14,7 @@ from hypermlp.layers.initialization import initialize_
 from hypermlp.layers.state import DecodingState, visibility_after
 from hypermlp.layers.visibility import Visibility
 from hypermlp.ops.api import autocast_enabled
-from hypermlp.ops.layout import check_starts_form
+from hypermlp.ops.layout import check_cu_seqlens_form, check_starts_form, packed_starts
 
 
 class SequenceMixer(nn.Module):
@@ -143,6 +143,7 @@ class SequenceMixer(nn.Module):
         *,
         state: Any = None,
         starts: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
         visibility: Visibility | None = None,
     ) -> Tensor:
         """Mix ``x`` along the sequence: the output at a position depends on the positions that it sees.
@@ -159,6 +160,9 @@ class SequenceMixer(nn.Module):
                 a window of w positions (``max(0, position - w + 1)``). None: every position sees all
                 positions up to its own. With a state, the last ``starts`` is reused until a new one is
                 passed, which suits padding and documents; a window must pass it with every call.
+            cu_seqlens: integers ``[N + 1]``, the cumulative lengths of N sequences that are packed into one
+                row (B = 1), in the place of ``starts``: 0, and where each sequence ends. A state must be
+                empty.
             visibility: for models, which compute it once for all layers; leave it None.
 
         Returns:
@@ -185,7 +189,9 @@ class SequenceMixer(nn.Module):
                 token = layer(x[:, 39:], state=state)
             torch.testing.assert_close(token, layer(x)[:, 39:], rtol=1e-3, atol=1e-4)
         """
-        self._check(x, state, starts)
+        if cu_seqlens is not None:
+            starts = self._packed_starts(x, state, starts, cu_seqlens)
+        self._check(x, state, starts if visibility is None else visibility.starts)
         if visibility is None:
             visibility = visibility_after(
                 state, starts, new=x.shape[1], device=x.device, max_visible=self.max_visible
@@ -196,6 +202,20 @@ class SequenceMixer(nn.Module):
         if state is not None:
             state.commit(visibility)
         return out
+
+    def _packed_starts(
+        self, x: Tensor, state: DecodingState | None, starts: Tensor | None, cu_seqlens: Tensor
+    ) -> Tensor:
+        """Return ``starts`` of packed sequences."""
+        if starts is not None:
+            raise UserError("starts and cu_seqlens are both given; pass one of them")
+        if state is not None and state.length > 0:
+            raise UserError(
+                f"cu_seqlens cannot be given with a state that holds {state.length} positions; decode each "
+                "sequence with a state of its own"
+            )
+        check_cu_seqlens_form(cu_seqlens, x)
+        return packed_starts(cu_seqlens, x.shape[1], x.shape[1], -1)
 
     def _check_visibility(self, visibility: Visibility, state: DecodingState | None) -> None:
         """Raise if the layer cannot see the sequence that way."""

@@ -36,7 +36,7 @@ from hypermlp.models.configuration_hypermlp import HyperMLPConfig
 from hypermlp.models.extension import extend_context_
 from hypermlp.models.generation import Generation
 from hypermlp.models.loss import head_loss
-from hypermlp.models.visibility import batch_starts
+from hypermlp.models.visibility import Packed, batch_starts
 
 
 def _norm(config: HyperMLPConfig) -> nn.Module:
@@ -204,7 +204,7 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        **_kwargs: Any,
+        **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Compute the hidden states of T new positions, after the P positions that the cache holds.
 
@@ -220,7 +220,10 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
                 is updated in place.
             inputs_embeds: ``[B, T, D]`` in the place of input_ids.
             use_cache: whether to return a cache. None: ``config.use_cache``.
-            kwargs: ``output_hidden_states`` and ``return_dict`` of transformers; others are ignored.
+            kwargs: ``cu_seqlens``, integers ``[N + 1]``: cumulative lengths of N documents packed into one
+                row (B = 1), instead of document_ids. Transformers' names ``cu_seq_lens_q``,
+                ``cu_seq_lens_k``, ``max_length_q`` and ``max_length_k`` are accepted too, and its
+                ``output_hidden_states`` and ``return_dict``. Others are ignored.
 
         Returns:
             ``last_hidden_state`` ``[B, T, D]`` after the final norm, ``past_key_values`` (None without a
@@ -235,7 +238,8 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        visibility = self._visibility(x, attention_mask, position_ids, document_ids, past_key_values)
+        packed = Packed(**{name: kwargs[name] for name in Packed._fields if name in kwargs})
+        visibility = self._visibility(x, attention_mask, position_ids, document_ids, packed, past_key_values)
         if self.embed_positions is not None:
             if position_ids is None:
                 reach = visibility.reach
@@ -255,6 +259,7 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
         attention_mask: Tensor | None,
         position_ids: Tensor | None,
         document_ids: Tensor | None,
+        packed: Packed,
         cache: Cache | None,
     ) -> Visibility:
         """Compute once, for all layers, which positions each new position sees."""
@@ -262,7 +267,15 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
         mixers = self.mixers()
         state = layer_state(cache, 0, self.layers[0], batch)  # type: ignore[arg-type]
         past = 0 if state is None else state.past
-        starts = batch_starts(attention_mask, position_ids, document_ids, batch=batch, new=new, past=past)
+        starts = batch_starts(
+            attention_mask,
+            position_ids,
+            document_ids,
+            packed.starts(x, past=past),
+            batch=batch,
+            new=new,
+            past=past,
+        )
         longest = [mixer.max_visible for mixer in mixers if mixer.max_visible is not None]
         return visibility_after(
             state, starts, new=new, device=x.device, max_visible=min(longest, default=None)

@@ -8,7 +8,7 @@ from torch import Tensor
 from hypermlp.errors import UserError
 from hypermlp.ops.arguments import Attention, Mix, Request
 from hypermlp.ops.dispatch import choose_backend
-from hypermlp.ops.layout import LAYOUTS, check_starts_form, row_starts
+from hypermlp.ops.layout import LAYOUTS, check_cu_seqlens_form, check_starts_form, packed_starts, row_starts
 
 ACTIVATIONS = ("relu", "glu", "softmax")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -24,6 +24,7 @@ def hyper_attention(
     activation: str = "glu",
     layout: str = "lag",
     starts: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     eps: float = 1e-12,
     backend: str = "auto",
 ) -> Tensor:
@@ -61,6 +62,9 @@ def hyper_attention(
             non-decreasing along the queries. ``[B]`` is the number of positions of left padding (at most Tk);
             ``[B, Tq]`` describes packed documents (where the query's document begins) or a sliding window of
             w positions (``max(0, position - w + 1)``). None: every query sees all positions up to its own.
+        cu_seqlens: integers ``[N + 1]``, the cumulative lengths of N sequences that are packed into one row
+            (B = 1), in the place of ``starts``: 0, and where each sequence ends. A query sees its own
+            sequence.
         eps: added to the squared norm, so that a row of zeros has one (1e-12); "softmax" has no norm.
         backend: "auto" (the default) or a name from ``available_backends()``. A backend that is asked for by
             name is used, or refused with the reason.
@@ -101,6 +105,11 @@ def hyper_attention(
     mixes = (("mix1", mix1, q.shape[2]), ("mix2", mix2, v.shape[2]))
     lengths = [_check_mix(name, mix, q, heads) for name, mix, heads in mixes if mix is not None]
     slots = min(lengths) if lengths else -1
+    if cu_seqlens is not None:
+        if starts is not None:
+            raise UserError("starts and cu_seqlens are both given; pass one of them")
+        check_cu_seqlens_form(cu_seqlens, q)
+        starts = packed_starts(cu_seqlens, q.shape[1], k.shape[1], -1)
     if starts is not None:
         check_starts_form(starts, q)
         starts = row_starts(starts, q.shape[1], k.shape[1], slots)
