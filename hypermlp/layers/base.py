@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from hypermlp.config import is_integer, require
 from hypermlp.errors import UserError
 from hypermlp.layers.initialization import initialize_
-from hypermlp.layers.state import DecodingState, visibility_after
-from hypermlp.layers.visibility import Visibility
+from hypermlp.layers.state import DecodingState
+from hypermlp.layers.visibility import Visibility, visibility_after
 from hypermlp.ops.api import autocast_enabled
 from hypermlp.ops.layout import check_cu_seqlens_form, check_starts_form, packed_starts
 
@@ -48,6 +48,11 @@ class SequenceMixer(nn.Module):
     def max_visible(self) -> int | None:
         """The most positions that one position may see, registers not counted; None for any number."""
         return None
+
+    @property
+    def window(self) -> int | None:
+        """How many positions one position sees, itself included; None for all."""
+        return getattr(self.config, "sliding_window", None)
 
     def mix(self, x: Tensor, state: Any, visibility: Visibility) -> Tensor:
         """Mix ``x``, ``[B, T, D]``, whose padding is zero. ``forward`` calls it; call the layer instead.
@@ -107,13 +112,14 @@ class SequenceMixer(nn.Module):
         """Return an empty decoding state (cache) for ``forward``. Each layer needs a state of its own.
 
         The state takes the dtype and device of the first call; later calls must have the same, and a call
-        with more than max_length positions in all raises unless ``starts`` limits the window.
+        with more than max_length positions in all raises unless a sliding window or ``starts`` limits what a
+        position sees.
 
         Args:
             batch_size: number of sequences.
-            rollback: how many of the latest positions ``state.crop`` can remove again in a layer with a
-                convolution, which needs earlier inputs (128). Without a convolution, any number can be
-                removed; in a recurrence, none.
+            rollback: how many of the latest positions ``state.crop`` can always remove again in a layer with
+                a convolution or a sliding window, which need earlier ones (128). Without these, any number
+                can be removed; in a recurrence, none.
             capacity: make a state of fixed size that holds this many positions (a ``StaticState``): a step
                 has the same shapes and addresses at every position, for torch.compile and CUDA graphs.
                 None, the default, makes a state that grows.
@@ -128,7 +134,8 @@ class SequenceMixer(nn.Module):
         require("rollback", rollback, is_integer(rollback) and rollback >= 0, "an integer, 0 or more")
         if capacity is not None:
             return self.new_static_state(batch_size, rollback=rollback, capacity=capacity)
-        return self.state_class(batch_size, self.config, rollback=rollback, recurrent=self.recurrent)
+        settings: dict[str, Any] = {"recurrent": self.recurrent, "window": self.window}
+        return self.state_class(batch_size, self.config, rollback=rollback, **settings)
 
     def new_static_state(self, batch_size: int, *, rollback: int, capacity: int) -> Any:
         """Return a state of fixed size, or raise if the layer has none."""
@@ -197,6 +204,9 @@ class SequenceMixer(nn.Module):
                 state, starts, new=x.shape[1], device=x.device, max_visible=self.max_visible
             )
         self._check_visibility(visibility, state)
+        if self.window is not None:
+            ring_rows = None if state is None else state.ring_rows
+            visibility = visibility.windowed(self.window, batch=x.shape[0], ring_rows=ring_rows)
         out = self.mix(visibility.hide_padding(x), state, visibility)
         out = visibility.hide_padding(out)
         if state is not None:

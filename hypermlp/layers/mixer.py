@@ -118,8 +118,11 @@ class Mixer(SequenceMixer):
 
     @property
     def max_visible(self) -> int | None:
-        """The most positions that one position may see, registers not counted: ``config.max_length``."""
-        return self.config.max_length
+        """The most positions that one position may see, registers not counted: ``config.max_length``.
+
+        None with a sliding window, which limits it by itself.
+        """
+        return self.config.max_length if self.window is None else None
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -153,7 +156,8 @@ class Mixer(SequenceMixer):
                     f"capacity is {capacity}, but a layer with {name}={value} has no decoding state of fixed "
                     "size; leave capacity out"
                 )
-        return StaticState(batch_size, self.config, rollback=rollback, capacity=capacity)
+        settings: dict[str, Any] = {"rollback": rollback, "window": self.window}
+        return StaticState(batch_size, self.config, capacity=capacity, **settings)
 
     def mix(self, x: Tensor, state: MixerState | None, visibility: Visibility) -> Tensor:
         """Mix ``x``, whose padding is zero. ``forward`` calls it; call the layer instead."""
@@ -163,7 +167,7 @@ class Mixer(SequenceMixer):
             return fused_layer(self, x, visibility)
         registers = self._projected_registers()
         arguments, gates = self.project(x, state, visibility, registers)
-        operator = partial(attend, backend=self.backend)
+        operator = partial(attend, backend=self.backend, window=visibility.window)
         if visibility.in_ring:
             backend = backend_for(self.backend, "ring")
             operator = partial(attend_ring, positions=visibility.stream(), backend=backend)
@@ -218,7 +222,8 @@ class Mixer(SequenceMixer):
         mix1 = None if self.mix1 is None else self.mix1(gates.mix1)
         mix2 = None if self.mix2 is None else self.mix2(gates.mix2)
         settings = config.activation, config.layout, config.eps
-        return Projected(Attention(q, k, v, mix1, mix2, visibility.rows, *settings), gates)
+        k, v, starts = visibility.operands(k, v)
+        return Projected(Attention(q, k, v, mix1, mix2, starts, *settings), gates)
 
     def _gate(self, x: Tensor, q: Tensor) -> tuple[Tensor, GateValues]:
         """Return the gated queries, and all gates."""
@@ -272,17 +277,18 @@ class Mixer(SequenceMixer):
         if state is not None:
             state.check_kind("inputs", x)
         past, longest = 0 if state is None else state.past, self.config.max_length
-        if isinstance(past, Tensor):
+        if isinstance(past, Tensor) or self.window is not None:
             return  # the host does not know it; Visibility checks it on the device
         total = past + x.shape[1]
         windowed = starts is not None or (state is not None and state.starts is not None)
         if total > longest and not windowed:
             raise UserError(
-                f"{total} positions, but max_length is {longest}; build the layer with a larger max_length, "
-                f"or pass starts so that each position sees at most {longest} (a sliding window)"
+                f"{total} positions, but max_length is {longest}; build the layer with a larger max_length "
+                "(model.extend_context for a model) or with a sliding_window, or pass starts so that each "
+                f"position sees at most {longest}"
             )
 
     def extra_repr(self) -> str:
         names = ["activation", "num_heads", "max_length", "layout", "rope"]
-        names += ["num_registers"] if self.config.num_registers else []
+        names += [name for name in ("num_registers", "sliding_window") if getattr(self.config, name)]
         return ", ".join(f"{name}={getattr(self.config, name)!r}" for name in names)

@@ -3,8 +3,10 @@
 from typing import Any
 
 from torch import Tensor
+from transformers.generation.stopping_criteria import MaxLengthCriteria
 from transformers.utils import logging
 
+from hypermlp.layers.registry import BASELINES
 from hypermlp.models.cache import is_static
 from hypermlp.models.configuration_hypermlp import HyperMLPConfig
 
@@ -17,13 +19,13 @@ class Generation:
     config: HyperMLPConfig
 
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
-        """Drop the mask of a decoding step with a static cache, which has the prompt's padding already.
+        """Drop the mask of a decoding step with a static cache or a window: the state knows the padding.
 
-        The mask grows with every token and would change the shapes of the step.
+        The mask grows with every token: it would change the shapes of the step, and its cost.
         """
         is_step = kwargs.get("next_sequence_length") == 1 and not kwargs.get("is_first_iteration")
         cache = kwargs.get("past_key_values")
-        if is_step and cache is not None and is_static(cache):
+        if is_step and cache is not None and (is_static(cache) or self.config.sliding_window is not None):
             kwargs["attention_mask"] = None
         return super().prepare_inputs_for_generation(*args, **kwargs)  # type: ignore[misc]
 
@@ -36,13 +38,46 @@ class Generation:
         """Make ``generate`` leave the allocation of a static cache to the first call of the mixers."""
         return
 
-    def _prepare_generated_length(self, *args: Any, **kwargs: Any) -> Any:
-        """Limit the length to the context, where the learned slots end."""
-        prepared = super()._prepare_generated_length(*args, **kwargs)  # type: ignore[misc]
+    @property
+    def is_endless(self) -> bool:
+        """Whether ``generate`` may go past the context: every label has a sliding window, some layer has one,
+        and no learned positions end.
+        """
+        config = self.config
+        layers = list(zip(config.mixers, config.windows, strict=True))
+        bounded = config.learned_positions or any(
+            window is None and name not in BASELINES for name, window in layers
+        )
+        return not bounded and any(window is not None for _, window in layers)
+
+    def _prepare_generated_length(
+        self, generation_config: Any, *, has_default_max_length: bool, input_ids_length: int, **rest: Any
+    ) -> Any:
+        """Limit the length to the context, where the learned slots end, unless sliding windows avoid that."""
+        asked = generation_config.max_length
+        prepared = super()._prepare_generated_length(  # type: ignore[misc]
+            generation_config=generation_config,
+            has_default_max_length=has_default_max_length,
+            input_ids_length=input_ids_length,
+            **rest,
+        )
         context = self.config.max_position_embeddings
-        if prepared.max_length > context:
+        if self.is_endless:
+            if has_default_max_length and prepared.max_new_tokens is None:  # transformers ends at the context
+                prepared.max_length = asked + input_ids_length
+        elif prepared.max_length > context:
+            windows = "" if self.config.learned_positions else "load the model with a sliding_window, or "
             logger.warning_once(
-                f"asked for up to {prepared.max_length} tokens; generation ends at the context of {context}"
+                f"asked for up to {prepared.max_length} tokens; generation ends at the context of {context}. "
+                f"To go on, {windows}extend the context: model.extend_context({prepared.max_length})"
             )
             prepared.max_length = context
         return prepared
+
+    def _get_stopping_criteria(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the criteria; with windows, transformers' warning about the context does not apply."""
+        criteria = super()._get_stopping_criteria(*args, **kwargs)  # type: ignore[misc]
+        for criterion in criteria if self.is_endless else ():
+            if isinstance(criterion, MaxLengthCriteria):
+                criterion.max_position_embeddings = None
+        return criteria

@@ -28,9 +28,9 @@ from hypermlp.layers.canon import BlockState, Canon
 from hypermlp.layers.initialization import initialize_
 from hypermlp.layers.mlp import GeluMlp, SwigluMlp
 from hypermlp.layers.registry import layer_of
-from hypermlp.layers.state import DecodingState, visibility_after
+from hypermlp.layers.state import DecodingState
 from hypermlp.layers.step import is_plain
-from hypermlp.layers.visibility import Visibility
+from hypermlp.layers.visibility import Visibility, visibility_after
 from hypermlp.models.cache import layer_state
 from hypermlp.models.configuration_hypermlp import HyperMLPConfig
 from hypermlp.models.extension import extend_context_
@@ -101,7 +101,8 @@ class HyperMLPBlock(GradientCheckpointingLayer):
             return mixer
         if settings.get("capacity") is not None:
             raise UserError("a model with canon has no static cache; use the default cache")
-        convolutions = DecodingState(batch_size, None, rollback=mixer.rollback, recurrent=mixer.recurrent)
+        shared = {name: getattr(mixer, name) for name in ("rollback", "recurrent", "window")}
+        convolutions = DecodingState(batch_size, None, **shared)
         return BlockState(mixer, convolutions)
 
 
@@ -265,7 +266,9 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
         """Compute once, for all layers, which positions each new position sees."""
         batch, new = x.shape[:2]
         mixers = self.mixers()
-        state = layer_state(cache, 0, self.layers[0], batch)  # type: ignore[arg-type]
+        # A layer without a window, if there is one: it limits the length of the stream.
+        index = next((i for i, mixer in enumerate(mixers) if mixer.window is None), 0)
+        state = layer_state(cache, index, self.layers[index], batch)  # type: ignore[arg-type]
         past = 0 if state is None else state.past
         starts = batch_starts(
             attention_mask,
@@ -282,7 +285,7 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
         )
 
 
-class HyperMLPForCausalLM(HyperMLPPreTrainedModel, Generation, GenerationMixin):
+class HyperMLPForCausalLM(HyperMLPPreTrainedModel, Generation, GenerationMixin):  # type: ignore[misc]
     """A causal language model around any sequence mixer, as a ``PreTrainedModel`` of transformers.
 
     ``logits = norm(blocks(embed(input_ids))) Eᵀ``, where E is the embedding matrix, or a matrix of its own if

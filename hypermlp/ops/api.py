@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hypermlp.errors import UserError
 from hypermlp.ops.arguments import Attention, Mix, Request
+from hypermlp.ops.chunks import attend_in_chunks
 from hypermlp.ops.dispatch import choose_backend
 from hypermlp.ops.layout import LAYOUTS, check_cu_seqlens_form, check_starts_form, packed_starts, row_starts
 
@@ -122,11 +123,17 @@ def hyper_attention(
     return attend(Attention(q, k, v, mix1, mix2, starts, activation, layout, float(eps)), backend)
 
 
-def attend(arguments: Attention, backend: str) -> Tensor:
-    """Run the operator on arguments that are known to be valid; ``starts`` comes from ``row_starts``."""
+def attend(arguments: Attention, backend: str, window: int | None = None) -> Tensor:
+    """Run the operator on arguments that are known to be valid; ``starts`` comes from ``row_starts``.
+
+    ``window``: the most positions that a query sees; None for any number.
+    """
     mixed = arguments.mix1 is not None or arguments.mix2 is not None
     request = _request("attention", arguments.q, arguments.tensors(), arguments.activation, mixed)
-    return choose_backend(backend, request).attention(arguments)
+    chosen = choose_backend(backend, request)
+    if window is not None and arguments.starts is not None and not chosen.skips(request):
+        return attend_in_chunks(chosen.attention, arguments, window)
+    return chosen.attention(arguments)
 
 
 def attend_ring(arguments: Attention, positions: Tensor, backend: str) -> Tensor:
