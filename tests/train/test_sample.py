@@ -62,6 +62,13 @@ def test_extend_and_sample_beyond_the_old_context(run, tmp_path, capsys):
     assert len(capsys.readouterr().out) > 50
 
 
+def test_sample_goes_past_the_context_with_a_window(recipe_of_module, tmp_path, capsys):
+    changes = ["model.sliding_window=8", "training.steps=2", "training.save_every=2"]
+    train(load_recipe(str(recipe_of_module), changes), tmp_path / "windowed")
+    assert main(["sample", str(tmp_path / "windowed"), "document", "--tokens", "150", "--top-k", "5"]) == 0
+    assert len(capsys.readouterr().out) > 100
+
+
 def test_pipeline(run):
     write = pipeline("text-generation", model=str(run / "final"), device="cpu")
     settings = {"max_new_tokens": 8, "do_sample": False}
