@@ -27,6 +27,10 @@ COMMANDS = {
     "sample": Command(
         "generate text with a trained model", "hypermlp sample runs/demo 'import os' --tokens 100"
     ),
+    "extend": Command(
+        "give a trained model a longer or shorter context",
+        "hypermlp extend runs/demo --context 4096 --out runs/demo-4k",
+    ),
     "serve": Command(
         "serve a trained model with an OpenAI-compatible API", "hypermlp serve runs/demo --port 8000"
     ),

@@ -46,6 +46,9 @@ class MixerConfig:
             residual (False). It excludes registers.
         num_registers: number of registers, learned input vectors of width D that every position can also see
             (0). They come in addition to max_length: the mixes have max_length + num_registers slots.
+        sliding_window: how many positions each position sees, itself included, at most max_length; None, the
+            default, for all. The input may then have any length, and decoding keeps O(sliding_window)
+            positions.
         rope_theta: base of the rotary frequencies (10,000).
         eps: added to the squared norm of the scores (1e-12), at least 2**-126; "softmax" has no norm.
         init_std: standard deviation of the normally distributed initial weights (0.02); biases and diagonals
@@ -79,6 +82,7 @@ class MixerConfig:
     conv_kernel: int = 4
     canon: bool = False
     num_registers: int = 0
+    sliding_window: int | None = None
     rope_theta: float = 10_000.0
     eps: float = 1e-12
     init_std: float = 0.02
@@ -106,6 +110,7 @@ class MixerConfig:
             self.activation in ACTIVATION_OF_BASE.values(),
             "'softmax', 'relu' or 'glu'",
         )
+        require_window(self.sliding_window, self.max_length)
         require("layout", self.layout, self.layout in ("lag", "forward"), "'lag' or 'forward'")
         for name in ("eps", "rope_theta", "init_std"):
             value = getattr(self, name)
@@ -170,7 +175,8 @@ class MixerConfig:
                 and head outputs (4; the paper uses 4 and 8). Without the letter, the side has width
                 hidden_size.
             settings: fields that a label leaves open: num_heads, rank, conv_kernel, num_registers, canon,
-                rope_theta, eps, init_std; also qk_width and vo_width, which then replace the label's widths.
+                sliding_window, rope_theta, eps, init_std; also qk_width and vo_width, which then replace the
+                label's widths.
 
         Raises:
             UserError: for a text that is not a label, an unknown setting, a setting that the label fixes, or
@@ -213,6 +219,13 @@ def near_miss(name: str, options: Iterable[str]) -> str:
     by_lower = {option.lower(): option for option in options}
     close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.75)
     return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
+
+
+def require_window(window: object, max_length: int) -> None:
+    """Raise unless a sliding window is None or a number of positions that fits the context."""
+    fits = window is None or (is_integer(window) and 0 < window <= max_length)  # type: ignore[operator]
+    allowed = f"a positive integer, at most the context of {max_length} positions, or None"
+    require("sliding_window", window, fits, allowed)
 
 
 def is_integer(value: object) -> bool:

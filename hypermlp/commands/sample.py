@@ -26,7 +26,9 @@ SEEDS = 2**32  # of NumPy
         help="the text to continue; - reads it from standard input; without it a new document begins",
     ),
     Argument(
-        "--tokens", type=int, help=f"number of new tokens (default: {USUAL}, or as many as fit the context)"
+        "--tokens",
+        type=int,
+        help=f"number of new tokens (default: {USUAL}, or as many as fit the context)",
     ),
     Argument(
         "--temperature",
@@ -65,17 +67,19 @@ def stream(model: Any, tokenizer: Any, prompt: str, tokens: int | None, settings
     """
     inputs = tokenizer(prompt or tokenizer.bos_token, return_tensors="pt", add_special_tokens=False)
     context, given = model.config.max_position_embeddings, inputs["input_ids"].shape[1]
-    if given + (tokens or 1) > context:
+    if not model.is_endless and given + (tokens or 1) > context:
         raise UserError(
             f"{given} tokens of prompt and {tokens or 1} new ones are too many; "
-            f"the model's context has {context}"
+            f"the model's context has {context}. To go on, train a model with model.sliding_window, or "
+            "extend the context with `hypermlp extend`"
         )
+    room = USUAL if model.is_endless else min(USUAL, context - given)
     began = time.perf_counter()
     try:
         out = model.generate(
             **inputs.to(model.device),
             streamer=transformers.TextStreamer(tokenizer, skip_prompt=not prompt, skip_special_tokens=True),
-            max_new_tokens=tokens or min(USUAL, context - given),
+            max_new_tokens=tokens or room,
             pad_token_id=tokenizer.pad_token_id,
             **settings,
         )

@@ -5,8 +5,8 @@ costs of a baseline are read off its layer, which is built without memory (on Py
 
 FLOPs are two per multiply-add of every matrix product (projections, convolution, scores, low-rank mixes,
 readout), counted only for pairs of a query and a key that it sees. Element-wise work (gates, diagonals,
-activation, norm) is not counted. For one sequence whose T positions are all computed, without registers,
-P = T (T + 1) / 2 pairs, widths D, qk and vo, K taps, rank r, H heads and G branches::
+activation, norm) is not counted. For one sequence whose T positions are all computed, without registers or a
+sliding window, P = T (T + 1) / 2 pairs, widths D, qk and vo, K taps, rank r, H heads and G branches::
 
     projections     4 T D (qk + vo)          scores     2 P qk
     conv            4 T D K                  mix1       4 P r G
@@ -118,7 +118,7 @@ def flops_table(config: Config, queries: int, keys: int | None = None) -> dict[s
             "conv": 2 * queries * conv,
             "core": layer.core_flops(queries, keys),
         }
-    pairs = causal_pairs(queries, keys) + queries * config.num_registers
+    pairs = causal_pairs(queries, keys, config.sliding_window) + queries * config.num_registers
     rows = queries + config.num_registers  # keys and values are also computed from the registers
     hidden, qk, vo = config.hidden_size, config.qk_width, config.vo_width
     mixed1 = config.num_branches if config.mix1 else 0  # score matrices that a mix acts on
@@ -177,13 +177,15 @@ def state_bytes(
     """
     if length < 0 or batch_size < 1:
         raise UserError(f"length is {length}, batch_size {batch_size}; they must be at least 0 and 1")
-    if isinstance(config, BaselineConfig):  # linear in the length, so two lengths determine it
+    if isinstance(config, BaselineConfig):  # linear up to the window, so two lengths determine it
         once, twice = (_bytes_held(config, count, dtype) for count in (1, 2))
+        length = min(length, getattr(config, "sliding_window", None) or length)
         return batch_size * (once + (length - 1) * (twice - once)) if length > 0 else 0
+    seen = length if config.sliding_window is None else min(length, config.sliding_window)
     conv_inputs = min(length, config.conv_kernel - 1) * config.hidden_size if config.conv else 0
     if config.canon:
         conv_inputs += min(length, TAPS - 1) * (2 * config.qk_width + config.vo_width)
-    return batch_size * dtype.itemsize * (length * (config.qk_width + config.vo_width) + conv_inputs)
+    return batch_size * dtype.itemsize * (seen * (config.qk_width + config.vo_width) + conv_inputs)
 
 
 @torch.no_grad()

@@ -93,6 +93,11 @@ def operands(layer: Mixer, x: Tensor, starts: Tensor | None) -> tuple[Tensor, At
                 "merge the adapter or remove the hooks"
             )
     layer._check(x, None, starts)
+    if layer.window is not None and x.shape[1] > layer.window:
+        raise UserError(
+            f"{x.shape[1]} positions, but the layer has a sliding window of {layer.window}, and a capture "
+            "shows whole contexts; pass at most so many positions"
+        )
     if layer.registers is not None:
         if starts is not None:
             raise UserError(

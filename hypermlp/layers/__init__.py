@@ -7,7 +7,8 @@ BASELINES            the names of the baselines
 MixerState           the cache of a ``Mixer`` during decoding; get it from ``layer.new_state``
 """
 
-from hypermlp.layers.mixer import HyperGLU, HyperMLP, Mixer
+from hypermlp.layers.labelled import HyperGLU, HyperMLP
+from hypermlp.layers.mixer import Mixer
 from hypermlp.layers.registry import BASELINES, build_mixer
 from hypermlp.layers.state import MixerState
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from hypermlp.config import is_integer, require
 from hypermlp.errors import UserError
 from hypermlp.layers.initialization import initialize_
-from hypermlp.layers.state import DecodingState, visibility_after
-from hypermlp.layers.visibility import Visibility
+from hypermlp.layers.state import DecodingState
+from hypermlp.layers.visibility import Visibility, visibility_after
 from hypermlp.ops.api import autocast_enabled
-from hypermlp.ops.layout import check_starts_form
+from hypermlp.ops.layout import check_cu_seqlens_form, check_starts_form, packed_starts
 
 
 class SequenceMixer(nn.Module):
@@ -48,6 +48,11 @@ class SequenceMixer(nn.Module):
     def max_visible(self) -> int | None:
         """The most positions that one position may see, registers not counted; None for any number."""
         return None
+
+    @property
+    def window(self) -> int | None:
+        """How many positions one position sees, itself included; None for all."""
+        return getattr(self.config, "sliding_window", None)
 
     def mix(self, x: Tensor, state: Any, visibility: Visibility) -> Tensor:
         """Mix ``x``, ``[B, T, D]``, whose padding is zero. ``forward`` calls it; call the layer instead.
@@ -95,17 +100,26 @@ class SequenceMixer(nn.Module):
         for module in (*list(self.modules())[1:], self):
             initialize_(module, self.config.init_std)
 
+    def resize_(self, config: Any, method: str) -> None:
+        """Take over ``config``, which differs from the layer's in max_length alone, in place.
+
+        ``extend_context`` of a model calls it; ``method`` is one of ``hypermlp.layers.resizing.METHODS``.
+        Existing decoding states are refused afterwards. A subclass with learned slots resizes them.
+        """
+        self.config = config
+
     def new_state(self, batch_size: int, *, rollback: int = 128, capacity: int | None = None) -> Any:
         """Return an empty decoding state (cache) for ``forward``. Each layer needs a state of its own.
 
         The state takes the dtype and device of the first call; later calls must have the same, and a call
-        with more than max_length positions in all raises unless ``starts`` limits the window.
+        with more than max_length positions in all raises unless a sliding window or ``starts`` limits what a
+        position sees.
 
         Args:
             batch_size: number of sequences.
-            rollback: how many of the latest positions ``state.crop`` can remove again in a layer with a
-                convolution, which needs earlier inputs (128). Without a convolution, any number can be
-                removed; in a recurrence, none.
+            rollback: how many of the latest positions ``state.crop`` can always remove again in a layer with
+                a convolution or a sliding window, which need earlier ones (128). Without these, any number
+                can be removed; in a recurrence, none.
             capacity: make a state of fixed size that holds this many positions (a ``StaticState``): a step
                 has the same shapes and addresses at every position, for torch.compile and CUDA graphs.
                 None, the default, makes a state that grows.
@@ -120,7 +134,8 @@ class SequenceMixer(nn.Module):
         require("rollback", rollback, is_integer(rollback) and rollback >= 0, "an integer, 0 or more")
         if capacity is not None:
             return self.new_static_state(batch_size, rollback=rollback, capacity=capacity)
-        return self.state_class(batch_size, self.config, rollback=rollback, recurrent=self.recurrent)
+        settings: dict[str, Any] = {"recurrent": self.recurrent, "window": self.window}
+        return self.state_class(batch_size, self.config, rollback=rollback, **settings)
 
     def new_static_state(self, batch_size: int, *, rollback: int, capacity: int) -> Any:
         """Return a state of fixed size, or raise if the layer has none."""
@@ -135,6 +150,7 @@ class SequenceMixer(nn.Module):
         *,
         state: Any = None,
         starts: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
         visibility: Visibility | None = None,
     ) -> Tensor:
         """Mix ``x`` along the sequence: the output at a position depends on the positions that it sees.
@@ -151,6 +167,9 @@ class SequenceMixer(nn.Module):
                 a window of w positions (``max(0, position - w + 1)``). None: every position sees all
                 positions up to its own. With a state, the last ``starts`` is reused until a new one is
                 passed, which suits padding and documents; a window must pass it with every call.
+            cu_seqlens: integers ``[N + 1]``, the cumulative lengths of N sequences that are packed into one
+                row (B = 1), in the place of ``starts``: 0, and where each sequence ends. A state must be
+                empty.
             visibility: for models, which compute it once for all layers; leave it None.
 
         Returns:
@@ -177,17 +196,36 @@ class SequenceMixer(nn.Module):
                 token = layer(x[:, 39:], state=state)
             torch.testing.assert_close(token, layer(x)[:, 39:], rtol=1e-3, atol=1e-4)
         """
-        self._check(x, state, starts)
+        if cu_seqlens is not None:
+            starts = self._packed_starts(x, state, starts, cu_seqlens)
+        self._check(x, state, starts if visibility is None else visibility.starts)
         if visibility is None:
             visibility = visibility_after(
                 state, starts, new=x.shape[1], device=x.device, max_visible=self.max_visible
             )
         self._check_visibility(visibility, state)
+        if self.window is not None:
+            ring_rows = None if state is None else state.ring_rows
+            visibility = visibility.windowed(self.window, batch=x.shape[0], ring_rows=ring_rows)
         out = self.mix(visibility.hide_padding(x), state, visibility)
         out = visibility.hide_padding(out)
         if state is not None:
             state.commit(visibility)
         return out
+
+    def _packed_starts(
+        self, x: Tensor, state: DecodingState | None, starts: Tensor | None, cu_seqlens: Tensor
+    ) -> Tensor:
+        """Return ``starts`` of packed sequences."""
+        if starts is not None:
+            raise UserError("starts and cu_seqlens are both given; pass one of them")
+        if state is not None and state.length > 0:
+            raise UserError(
+                f"cu_seqlens cannot be given with a state that holds {state.length} positions; decode each "
+                "sequence with a state of its own"
+            )
+        check_cu_seqlens_form(cu_seqlens, x)
+        return packed_starts(cu_seqlens, x.shape[1], x.shape[1], -1)
 
     def _check_visibility(self, visibility: Visibility, state: DecodingState | None) -> None:
         """Raise if the layer cannot see the sequence that way."""
@@ -206,8 +244,8 @@ class SequenceMixer(nn.Module):
             return
         if not isinstance(state, self.state_class) or state.config != self.config:
             raise UserError(
-                f"the state belongs to a layer with another configuration ({state!r}); make one with "
-                "new_state"
+                f"the state belongs to a layer with another configuration or context ({state!r}); make one "
+                "with new_state"
             )
         if state.batch_size != x.shape[0]:
             raise UserError(

@@ -118,8 +118,11 @@ class Mixer(SequenceMixer):
 
     @property
     def max_visible(self) -> int | None:
-        """The most positions that one position may see, registers not counted: ``config.max_length``."""
-        return self.config.max_length
+        """The most positions that one position may see, registers not counted: ``config.max_length``.
+
+        None with a sliding window, which limits it by itself.
+        """
+        return self.config.max_length if self.window is None else None
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -139,6 +142,12 @@ class Mixer(SequenceMixer):
             if weight is not None:
                 init.normal_(weight, std=std)
 
+    def resize_(self, config: MixerConfig, method: str) -> None:
+        super().resize_(config, method)
+        for mix in (self.mix1, self.mix2):
+            if mix is not None:
+                mix.resize_(config.num_slots, method)
+
     def new_static_state(self, batch_size: int, *, rollback: int, capacity: int) -> StaticState:
         refused = {"num_registers": self.config.num_registers, "canon": self.config.canon}
         for name, value in refused.items():
@@ -147,7 +156,8 @@ class Mixer(SequenceMixer):
                     f"capacity is {capacity}, but a layer with {name}={value} has no decoding state of fixed "
                     "size; leave capacity out"
                 )
-        return StaticState(batch_size, self.config, rollback=rollback, capacity=capacity)
+        settings: dict[str, Any] = {"rollback": rollback, "window": self.window}
+        return StaticState(batch_size, self.config, capacity=capacity, **settings)
 
     def mix(self, x: Tensor, state: MixerState | None, visibility: Visibility) -> Tensor:
         """Mix ``x``, whose padding is zero. ``forward`` calls it; call the layer instead."""
@@ -157,7 +167,7 @@ class Mixer(SequenceMixer):
             return fused_layer(self, x, visibility)
         registers = self._projected_registers()
         arguments, gates = self.project(x, state, visibility, registers)
-        operator = partial(attend, backend=self.backend)
+        operator = partial(attend, backend=self.backend, window=visibility.window)
         if visibility.in_ring:
             backend = backend_for(self.backend, "ring")
             operator = partial(attend_ring, positions=visibility.stream(), backend=backend)
@@ -212,7 +222,8 @@ class Mixer(SequenceMixer):
         mix1 = None if self.mix1 is None else self.mix1(gates.mix1)
         mix2 = None if self.mix2 is None else self.mix2(gates.mix2)
         settings = config.activation, config.layout, config.eps
-        return Projected(Attention(q, k, v, mix1, mix2, visibility.rows, *settings), gates)
+        k, v, starts = visibility.operands(k, v)
+        return Projected(Attention(q, k, v, mix1, mix2, starts, *settings), gates)
 
     def _gate(self, x: Tensor, q: Tensor) -> tuple[Tensor, GateValues]:
         """Return the gated queries, and all gates."""
@@ -268,133 +279,17 @@ class Mixer(SequenceMixer):
 
     def _check_visibility(self, visibility: Visibility, state: DecodingState | None) -> None:
         longest = self.config.max_length
-        if visibility.in_ring or visibility.rows is not None:
+        if visibility.in_ring or visibility.rows is not None or self.window is not None:
             return  # Visibility has checked it
         total = visibility.known_past + visibility.new
         if total > longest:
             raise UserError(
-                f"{total} positions, but max_length is {longest}; build the layer with a larger max_length, "
-                f"or pass starts so that each position sees at most {longest} (a sliding window)"
+                f"{total} positions, but max_length is {longest}; build the layer with a larger max_length "
+                "(model.extend_context for a model) or with a sliding_window, or pass starts so that each "
+                f"position sees at most {longest}"
             )
 
     def extra_repr(self) -> str:
         names = ["activation", "num_heads", "max_length", "layout", "rope"]
-        names += ["num_registers"] if self.config.num_registers else []
+        names += [name for name in ("num_registers", "sliding_window") if getattr(self.config, name)]
         return ", ".join(f"{name}={getattr(self.config, name)!r}" for name in names)
-
-
-class _Labelled(Mixer):
-    """A mixer whose label is fixed by the class."""
-
-    label: ClassVar[str]
-
-    def __init__(
-        self,
-        hidden_size: int,
-        max_length: int,
-        *,
-        num_heads: int = 2,
-        compression: int = 4,
-        rank: int = 16,
-        conv_kernel: int = 4,
-        num_registers: int = 0,
-        eps: float = 1e-12,
-        init_std: float = 0.02,
-    ):
-        config = MixerConfig.from_label(
-            self.label,
-            hidden_size=hidden_size,
-            max_length=max_length,
-            num_heads=num_heads,
-            compression=compression,
-            rank=rank,
-            conv_kernel=conv_kernel,
-            num_registers=num_registers,
-            eps=eps,
-            init_std=init_std,
-        )
-        super().__init__(config)
-
-
-class HyperMLP(_Labelled):
-    """HyperMLP, label ``R-cg-q-12o``: ReLU of normalised scores that are mixed along the sequence.
-
-    A causal layer ``[B, T, D] -> [B, T, D]`` in the place of attention. For each head at position t::
-
-        h = (q Kᵀ) R1(x_t)       a = relu(h / sqrt(‖h‖² + eps))       o = a R2(x_t)ᵀ V
-
-    R1 and R2 are learned matrices over the visible positions that depend on the input x_t; ``Mixer`` has the
-    whole formula, ``forward`` explains decoding, padding and windows. ``HyperGLU`` has the lower loss in the
-    paper's design study; HyperMLP is simpler: one score branch and one R1 per head instead of two.
-
-    Args:
-        hidden_size: width D of the input and the output, a multiple of compression and of num_heads.
-        max_length: the most positions that one position can see. Longer input raises unless the argument
-            ``starts`` of ``forward`` limits every position to a window.
-        num_heads: number of heads (2).
-        compression: queries and keys have ``hidden_size / compression`` channels over all heads and branches
-            (4), a multiple of their number of branches; values keep ``hidden_size`` channels.
-        rank: rank of the low-rank part of R1 and R2 (16).
-        conv_kernel: taps of the causal convolution before the key and value projections (4).
-        num_registers: learned input vectors of width D that every position can also see (0). The output is
-            still ``[B, T, D]``.
-        eps: added to the squared norm of the scores (1e-12).
-        init_std: standard deviation of the normally distributed initial weights (0.02); biases and diagonals
-            start at zero.
-
-    Raises:
-        UserError: for a value that is not allowed, such as a width that cannot be divided as stated.
-
-    Example::
-
-        import torch
-        from hypermlp import HyperMLP
-
-        layer = HyperMLP(768, max_length=1024)
-        y = layer(torch.randn(2, 128, 768))  # [2, 128, 768]
-    """
-
-    label = "R-cg-q-12o"
-
-
-class HyperGLU(_Labelled):
-    """HyperGLU, label ``G-cg-q-12o``: one score branch selects slots, a second one sets their strength.
-
-    A causal layer ``[B, T, D] -> [B, T, D]`` in the place of attention. For each head at position t::
-
-        h = (q Kᵀ) R1(x_t)       a = softplus(h_scale) * relu(h_gate / sqrt(‖h_gate‖² + eps))
-        o = a R2(x_t)ᵀ V
-
-    h_gate and h_scale are the h of the head's two branches. Each has its own q, K and R1, with half the
-    channels that the one branch of ``HyperMLP`` has. R1 and R2 are learned matrices over the visible
-    positions that depend on the input x_t; ``Mixer`` has the whole formula, ``forward`` explains decoding,
-    padding and windows.
-
-    Args:
-        hidden_size: width D of the input and the output, a multiple of compression and of num_heads.
-        max_length: the most positions that one position can see. Longer input raises unless the argument
-            ``starts`` of ``forward`` limits every position to a window.
-        num_heads: number of heads (2).
-        compression: queries and keys have ``hidden_size / compression`` channels over all heads and branches
-            (4), a multiple of their number of branches; values keep ``hidden_size`` channels.
-        rank: rank of the low-rank part of R1 and R2 (16).
-        conv_kernel: taps of the causal convolution before the key and value projections (4).
-        num_registers: learned input vectors of width D that every position can also see (0). The output is
-            still ``[B, T, D]``.
-        eps: added to the squared norm of the scores (1e-12).
-        init_std: standard deviation of the normally distributed initial weights (0.02); biases and diagonals
-            start at zero.
-
-    Raises:
-        UserError: for a value that is not allowed, such as a width that cannot be divided as stated.
-
-    Example::
-
-        import torch
-        from hypermlp import HyperGLU
-
-        layer = HyperGLU(768, max_length=1024)
-        y = layer(torch.randn(2, 128, 768))  # [2, 128, 768]
-    """
-
-    label = "G-cg-q-12o"

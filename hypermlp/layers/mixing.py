@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hypermlp.layers.resizing import resize_
 from hypermlp.ops import Mix
 
 
@@ -27,6 +28,11 @@ class SequenceMix(nn.Module):
         init.zeros_(self.diag)
         init.normal_(self.left, std=std)
         init.normal_(self.right, std=std)
+
+    def resize_(self, num_slots: int, method: str) -> None:
+        """Add or drop the last slots; see ``hypermlp.layers.resizing``."""
+        for parameter in (self.diag, self.left, self.right):
+            resize_(parameter, num_slots, method, dim=1)
 
     def forward(self, gate: Tensor) -> Mix:
         """Return the mix for gates ``[B, T, H, r]`` between 0 and 1."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hypermlp.config import is_integer, require
 from hypermlp.errors import UserError
-from hypermlp.layers.visibility import Visibility, document_origins, following_starts
+from hypermlp.layers.visibility import Visibility, following_starts
 from hypermlp.ops.layout import raise_where
 
 
@@ -60,10 +60,18 @@ class Rows:
         return buffer
 
     def keep_last(self, count: int) -> None:
-        """Drop older rows once there are twice as many as needed: amortised constant time per position."""
-        if self.buffer is not None and self.held > 2 * count + 64:
-            self.buffer = self.buffer[:, self.held - count : self.held].clone()
-            self.forgotten = self.length - count
+        """Drop older rows once there are half as many again as needed: amortised constant time per position.
+
+        The rows move to the front of a buffer that ``room`` made, and nobody else has kept.
+        """
+        if self.buffer is None or self.held <= count + max(64, count // 2):
+            return
+        kept = self.buffer[:, self.held - count : self.held].clone()
+        if torch.is_grad_enabled() or _frozen(self.buffer) or self.buffer.shape[1] == self.held:
+            self.buffer = kept
+        else:
+            self.buffer[:, :count] = kept
+        self.forgotten = self.length - count
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> "Rows":
         rows = self.get()
@@ -117,8 +125,20 @@ class DecodingState:
 
     capacity: int | None = None
     """The most positions that the state holds at once; None for any number."""
+    ring_rows: int | None = None
+    """Rows of the rings that hold keys and values; None if they are not in rings."""
+    limit: int | None = None
+    """The most positions that the state takes without ``starts``; None for any number."""
 
-    def __init__(self, batch_size: int, config: Any, *, rollback: int = 128, recurrent: bool = False):
+    def __init__(
+        self,
+        batch_size: int,
+        config: Any,
+        *,
+        rollback: int = 128,
+        recurrent: bool = False,
+        window: int | None = None,
+    ):
         """Make an empty state.
 
         Args:
@@ -127,11 +147,12 @@ class DecodingState:
             rollback: how many positions ``crop`` can remove where a convolution needs earlier inputs.
             recurrent: whether the layer folds positions into tensors of fixed size, so that none can be
                 removed.
+            window: how many positions a position sees, itself included; older ones are dropped, except for
+                ``rollback`` of them. None for all.
         """
         self.batch_size, self.config = batch_size, config
-        self.rollback, self.recurrent = rollback, recurrent
+        self.rollback, self.recurrent, self.window = rollback, recurrent, window
         self._past: int | Tensor = 0
-        self._origins: Tensor | None = None
         self._rows: dict[str, Rows] = {}
         self._needed: dict[str, int] = {}  # rows before a position that the next one needs, where not all
         self._fixed: dict[str, Tensor] = {}
@@ -150,7 +171,8 @@ class DecodingState:
     @property
     def origins(self) -> Tensor | None:
         """Where the last position's document begins, int64 ``[B]``; None for 0."""
-        return self._origins
+        origins = self.rows("origins")
+        return None if origins is None else origins[:, -1]
 
     # For layers: a call offers new rows and tensors, and ``commit`` takes them in.
 
@@ -172,7 +194,7 @@ class DecodingState:
         last.
 
         ``needed``: how many rows before a position the layer needs to compute it, such as conv_kernel - 1;
-        older ones are dropped, except for ``rollback`` of them. None: all rows are kept.
+        older ones are dropped, except for ``rollback`` of them. None: all rows that a window reaches to.
         """
         return self._named(name, new, needed).extended(new)
 
@@ -197,6 +219,8 @@ class DecodingState:
     def _named(self, name: str, new: Tensor, needed: int | None) -> Rows:
         if name not in self._rows or self.length == 0:
             self._rows[name] = Rows()
+        if needed is None and self.window is not None:
+            needed = self.window - 1
         if needed is not None:
             self._needed[name] = needed
         require_kind(self._rows[name].buffer, new)
@@ -225,12 +249,10 @@ class DecodingState:
         if visibility.starts is not None:
             given = visibility.starts
             given = given[:, None].expand(-1, visibility.new) if given.dim() == 1 else given
-            if self.starts is None and self.length > 0:
-                self._rows["starts"] = Rows(given.new_zeros(given.shape[0], self.length))
-            with torch.no_grad():
-                self.extended("starts", given, needed=2 if self.recurrent else None)
+            self._keep_numbers("starts", given)
             origins = visibility.origins()
-            self._origins = None if origins is None else origins[:, -1]
+            assert origins is not None
+            self._keep_numbers("origins", origins)
         self._past = self.length + visibility.new
         self._fixed.update(self._offered)
         self._offered = {}
@@ -239,12 +261,23 @@ class DecodingState:
             if name in self._needed:
                 rows.keep_last(self._needed[name] + self.rollback)
 
+    @torch.no_grad()
+    def _keep_numbers(self, name: str, new: Tensor) -> None:
+        """Extend ``starts`` or ``origins`` by those of the new positions, ``[B, T]``; before the first, they
+        are 0.
+        """
+        few = 2 if self.recurrent or self.window is not None else None
+        if self.rows(name) is None and self.length > 0:
+            count = self.length if few is None else min(self.length, few + self.rollback)
+            self._rows[name] = Rows(new.new_zeros(new.shape[0], count), self.length - count)
+        self.extended(name, new, needed=few)
+
     # For users.
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield the tensors that decoding has to keep, apart from ``starts``; their sizes are its memory."""
         yield from self._fixed.values()
-        held = (rows.get() for name, rows in self._rows.items() if name != "starts")
+        held = (rows.get() for name, rows in self._rows.items() if name not in ("starts", "origins"))
         yield from (rows for rows in held if rows is not None)
 
     @property
@@ -279,7 +312,8 @@ class DecodingState:
         """Forget all but the first ``length`` positions; 0 is always possible.
 
         UserError is raised, and nothing changed, if the state is shorter, if the layer is a recurrence, or if
-        its convolution needs inputs that were dropped: it can remove up to ``rollback`` positions.
+        its convolution or sliding window needs positions that were dropped: the last ``rollback`` positions
+        can always be removed.
         """
         if not 0 <= length <= self.length:
             raise UserError(
@@ -293,9 +327,7 @@ class DecodingState:
             rows.length = max(length, rows.forgotten)
         self._past = length
         if length == 0:
-            self._rows, self._fixed, self._origins = {}, {}, None
-        elif self.starts is not None:
-            self._origins = document_origins(self.starts)[:, -1]
+            self._rows, self._fixed = {}, {}
         return self
 
     def _check_crop(self, length: int) -> None:
@@ -307,10 +339,11 @@ class DecodingState:
         for name, rows in self._rows.items():
             missing = rows.forgotten - max(0, length - self._needed.get(name, length))
             if missing > 0:
+                part = "convolution" if self.window is None else "convolution or sliding window"
                 raise UserError(
-                    f"cannot crop to {length} of {self.length} positions: the convolution needs {missing} "
-                    "inputs that "
-                    f"were dropped; keep more with new_state(..., rollback={self.rollback + missing})"
+                    f"cannot crop to {length} of {self.length} positions: the {part} needs {missing} "
+                    "positions that were dropped; keep more with "
+                    f"new_state(..., rollback={self.rollback + missing})"
                 )
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
@@ -336,7 +369,6 @@ class DecodingState:
         self._fixed = {name: change(x) for name, x in self._fixed.items()}
         self._rows = {name: rows.changed(change) for name, rows in self._rows.items()}
         self._needed, self._offered = dict(self._needed), {}
-        self._origins = None if self._origins is None else change(self._origins)
 
     def __repr__(self) -> str:
         held = sum(x.numel() * x.itemsize for x in self.tensors())
@@ -366,29 +398,3 @@ class MixerState(DecodingState):
         None before the first call, and without a convolution.
         """
         return self.rows("inputs")
-
-
-def visibility_after(
-    state: DecodingState | None,
-    starts: Tensor | None,
-    *,
-    new: int,
-    device: torch.device,
-    max_visible: int | None,
-) -> Visibility:
-    """Return what ``new`` positions see after those that the state holds. ``Visibility`` has the arguments.
-
-    Without ``starts``, the state's last ones hold on.
-    """
-    if state is None:
-        return Visibility(starts, past=0, new=new, device=device, max_visible=max_visible)
-    return Visibility(
-        state.following_starts() if starts is None else starts,
-        past=state.past,
-        new=new,
-        device=device,
-        max_visible=max_visible,
-        origins=state.origins,
-        streaming=True,
-        capacity=state.capacity,
-    )

@@ -31,10 +31,22 @@ class StaticState(MixerState):
 
     capacity: int
 
-    def __init__(self, batch_size: int, config: Any, *, capacity: int, rollback: int = 128):
+    ring_rows: int
+
+    def __init__(
+        self,
+        batch_size: int,
+        config: Any,
+        *,
+        capacity: int,
+        rollback: int = 128,
+        window: int | None = None,
+    ):
         require("capacity", capacity, is_integer(capacity) and capacity > 0, "a positive integer")
-        super().__init__(batch_size, config, rollback=rollback)
-        self.capacity = int(capacity)
+        super().__init__(batch_size, config, rollback=rollback, window=window)
+        self.capacity = self.ring_rows = self.limit = int(capacity)
+        if window is not None and window <= self.capacity:  # the stream may be longer than the ring
+            self.ring_rows, self.limit = min(self.capacity, window + rollback), None
         self._rings: dict[str, Tensor] = {}
         self._counter: Tensor | None = None  # int64 [], at a fixed address
         self._indices: dict[
@@ -52,7 +64,7 @@ class StaticState(MixerState):
         """Write rows of the new positions and return all that they may see: the ring, or in the first call
         ``new``.
         """
-        self._write(name, new, self.capacity)
+        self._write(name, new, self.ring_rows)
         return self._rings[name] if isinstance(self._past, Tensor) else new
 
     def with_history(self, name: str, new: Tensor, history: int) -> Tensor:
@@ -99,11 +111,11 @@ class StaticState(MixerState):
         if visibility.starts is not None:
             given = visibility.starts
             given = given[:, None].expand(-1, visibility.new) if given.dim() == 1 else given
-            self._write("starts", given, self.capacity)
+            self._write("starts", given, self.ring_rows)
             if self.config.rope:
                 origins = visibility.origins()
                 assert origins is not None
-                self._write("origins", origins, self.capacity)
+                self._write("origins", origins, self.ring_rows)
         if self._counter is None:
             self._counter = _zeros((), torch.int64, visibility.device)
         self._counter.add_(visibility.new)
@@ -155,10 +167,12 @@ class StaticState(MixerState):
 
     def _check_crop(self, length: int) -> None:
         before = self.length
-        if before > self.capacity:
+        first = 0 if self.window is None else max(0, length - self.window + 1)  # the first that is needed
+        if before - self.ring_rows > first:
+            more = f"capacity={before}" if self.window is None else f"rollback={before - length}"
             raise UserError(
-                f"cannot crop to {length} of {before} positions: the state holds {self.capacity}, and has "
-                f"overwritten the first ones; make one with new_state(..., capacity={before})"
+                f"cannot crop to {length} of {before} positions: the state holds {self.ring_rows}, and has "
+                f"overwritten the first ones; make one with new_state(..., {more})"
             )
         inputs = self._rings.get("inputs")
         if inputs is None:

@@ -127,7 +127,8 @@ def native_step(layer: "Mixer", x: Tensor, state: MixerState, visibility: Visibi
         *(parts[name]._parameters["weight"] for name in LINEAR),  # type: ignore[union-attr]
         *((None, None, *NO_OFFSETS) if gates is None else (*gates._parameters.values(), *gates.offsets)),
         *(keys, values, past, *mixes),
-        *(visibility.rows, visibility.reach, config.activation, config.layout, config.eps),
+        *(visibility.starts_from(state.length - past), visibility.reach),
+        *(config.activation, config.layout, config.eps),
     )
     # Autograd learns what was written, so that a backward that saved it refuses instead of being wrong.
     written = [cache for cache in (history, keys, values) if cache is not None and not cache.is_inference()]

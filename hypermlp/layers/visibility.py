@@ -6,12 +6,16 @@ call of a model for all its layers, from ``starts``.
 Shapes: B batch, T new positions, P positions before them.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from hypermlp.errors import UserError
 from hypermlp.ops.layout import raise_where, row_starts, visible_keys
 from hypermlp.ops.ring import ring_positions, ring_starts
+
+ANY_NUMBER = 1 << 62  # of rows of a ring
 
 
 class Visibility:
@@ -26,6 +30,9 @@ class Visibility:
         rows: int64 ``[B, T]``, ``starts`` of every new position, checked and at most position + 1.
         reach: int64 ``[B, T]``, how many positions each new position sees, itself included; 0 for padding.
     """
+
+    window: int | None = None
+    """The most positions that a position sees; None for any number."""
 
     def __init__(
         self,
@@ -54,6 +61,7 @@ class Visibility:
         self._past_origins = origins
         self._positions: Tensor | None = None
         self._stream: Tensor | None = None
+        self._windowed: dict[tuple[int, int | None], Visibility] = {}
         limits = [limit for limit in (max_visible, capacity) if limit is not None]
         if starts is None:
             self._check_room(min(limits, default=-1), capacity)
@@ -63,9 +71,8 @@ class Visibility:
         known = self.starts.clamp(max=past + new) if padding_goes_on else self.starts
         most = -1 if max_visible is None else max_visible
         if isinstance(past, Tensor):
-            assert capacity is not None
             self._stream = ring_positions(past, new, -1, "")
-            self.rows = ring_starts(known, self._stream, most, capacity)
+            self.rows = ring_starts(known, self._stream, most, ANY_NUMBER if capacity is None else capacity)
         else:
             self.rows = row_starts(known, new, past + new, most)
         self.reach = self.stream() + 1 - self.rows
@@ -97,6 +104,30 @@ class Visibility:
             self._stream = self.past + torch.arange(self.new, device=self.device)
         return self._stream
 
+    def windowed(self, window: int, *, batch: int, ring_rows: int | None = None) -> "Visibility":
+        """Return the same positions seen through a window; ``WindowedVisibility`` has the arguments."""
+        # A compiled function serves all lengths, so it does not ask for them.
+        known = not self.in_ring and not torch.compiler.is_compiling()
+        if known and self.known_past + self.new <= window:
+            return self
+        key = window, ring_rows
+        if key not in self._windowed:
+            self._windowed[key] = WindowedVisibility(self, window, batch=batch, ring_rows=ring_rows)
+        return self._windowed[key]
+
+    def starts_from(self, first: int) -> Tensor | None:
+        """Return ``rows``, counted from position ``first``, the first whose key an operator is given."""
+        assert first == 0
+        return self.rows
+
+    def operands(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the keys and values ``[B, n, ...]`` that some new position may see, and ``starts`` among
+        them.
+
+        ``k`` and ``v`` have the rows of a state, the new ones last.
+        """
+        return k, v, self.rows
+
     def mask(self) -> Tensor:
         """Return which of the P + T positions each new position sees, bool ``[B or 1, 1, T, P + T]``."""
         return visible_keys(self.rows, self.new, self.known_past + self.new, self.device)[:, None]
@@ -124,6 +155,82 @@ class Visibility:
             origins = self.origins()
             self._positions = self.stream()[None] if origins is None else self.stream() - origins
         return self._positions
+
+
+class WindowedVisibility(Visibility):
+    """What the new positions see through a sliding window: at most the last ``window`` positions.
+
+    Documents and positions within them are those without the window.
+    """
+
+    def __init__(self, base: Visibility, window: int, *, batch: int, ring_rows: int | None):
+        """
+        Args:
+            base: what the positions see without the window.
+            batch: B.
+            ring_rows: rows of the ring that holds the keys; None if they are not in a ring.
+        """
+        self.base, self.window, self.reach_back = base, window, window - 1
+        self.past, self.new, self.device, self.starts = base.past, base.new, base.device, base.starts
+        stream = base.stream()
+        first = (stream - self.reach_back).clamp(min=0).expand(batch, -1)
+        rows = first.contiguous() if base.rows is None else torch.maximum(base.rows, first)
+        if self.in_ring and ring_rows is not None and ring_rows < window + self.new - 1:
+            rows = ring_starts(rows, stream, -1, ring_rows)  # later keys may overwrite earlier ones
+        self.rows, self.reach = rows, stream + 1 - rows
+        self._relative: dict[int, Tensor] = {0: rows}
+
+    def stream(self) -> Tensor:
+        return self.base.stream()
+
+    def hide_padding(self, x: Tensor) -> Tensor:
+        return self.base.hide_padding(x)
+
+    def origins(self) -> Tensor | None:
+        return self.base.origins()
+
+    def positions(self) -> Tensor:
+        return self.base.positions()
+
+    def starts_from(self, first: int) -> Tensor:
+        if first not in self._relative:
+            assert self.rows is not None
+            self._relative[first] = self.rows - first
+        return self._relative[first]
+
+    def operands(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        if self.in_ring:
+            return k, v, self.rows
+        count = min(self.known_past, self.reach_back) + self.new
+        k, v = (x.narrow(1, x.shape[1] - count, count) for x in (k, v))
+        sees_all = self.new == 1 and self.base.rows is None
+        return k, v, None if sees_all else self.starts_from(self.known_past + self.new - count)
+
+
+def visibility_after(
+    state: Any,
+    starts: Tensor | None,
+    *,
+    new: int,
+    device: torch.device,
+    max_visible: int | None,
+) -> Visibility:
+    """Return what ``new`` positions see after those that the state holds. ``Visibility`` has the arguments.
+
+    Without ``starts``, the last ones of the state, a ``DecodingState`` or None, hold on.
+    """
+    if state is None:
+        return Visibility(starts, past=0, new=new, device=device, max_visible=max_visible)
+    return Visibility(
+        state.following_starts() if starts is None else starts,
+        past=state.past,
+        new=new,
+        device=device,
+        max_visible=max_visible,
+        origins=state.origins,
+        streaming=True,
+        capacity=state.limit,
+    )
 
 
 def document_origins(starts: Tensor, positions: Tensor | None = None, before: Tensor | None = None) -> Tensor:

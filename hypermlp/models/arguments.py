@@ -28,6 +28,11 @@ PASSED = (  # arguments of transformers that a model receives as keywords
     "return_dict",
     "num_items_in_batch",
     "shift_labels",
+    "cu_seqlens",
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+    "max_length_q",
+    "max_length_k",
 )
 
 
@@ -73,5 +78,5 @@ def check_context(context: int | None, starts: Tensor | None, state: Any, *, new
     if seen > context:
         raise UserError(
             f"{seen} tokens in a row, but the model's context is {context} (max_position_embeddings); "
-            "shorten the input, or train a model with a longer context"
+            "shorten the input, give the model a sliding_window, or extend its context: model.extend_context"
         )

@@ -33,6 +33,8 @@ OF_TRANSFORMERS = {  # arguments of PreTrainedConfig that are not its fields, an
     "tie_last_hidden_states",
     "torch_dtype",
 }
+SET_BY_MODEL = {"hidden_size", "max_length", "init_std", "sliding_window"}
+WINDOWED_BASELINES = ("softmax", "diff")  # the others are recurrences, or compute all scores
 LORA_TARGETS = ["v_proj", "o_proj"]  # the readout of the dynamic MLP: docs/derivation.md
 
 
@@ -55,7 +57,12 @@ class HyperMLPConfig(PreTrainedConfig):
             to baselines: they have heads of their published width, unless ``baseline_settings`` says
             otherwise.
         max_position_embeddings: the longest sequence (1024), registers not counted. Longer input raises
-            UserError (a model of baselines alone accepts it), and ``generate`` ends there.
+            UserError (a model of baselines alone accepts it), and ``generate`` ends there, unless all labels
+            have a sliding window.
+        sliding_window: how many positions each position sees, itself included (None: all), at most
+            max_position_embeddings; or a list with a number or None for each layer, such as ``[64, None]``.
+            Labels, "softmax" and "diff" can have a window. Decoding then keeps O(sliding_window) positions,
+            and ``generate`` has no end.
         vocab_size: number of tokens (50304).
         block: "gpt2" (LayerNorm, GELU; the initial weights of the two matrices that add to the residual
             stream have the standard deviation initializer_range / sqrt(2 num_hidden_layers); the default) or
@@ -109,6 +116,7 @@ class HyperMLPConfig(PreTrainedConfig):
     num_hidden_layers: int = 12
     num_heads: int = 2
     max_position_embeddings: int = 1024
+    sliding_window: int | list[int | None] | None = None
     vocab_size: int = 50304
     block: str = "gpt2"
     intermediate_size: int | None = None
@@ -162,6 +170,10 @@ class HyperMLPConfig(PreTrainedConfig):
             self.norm_eps = 1e-5 if self.block == "gpt2" else 1e-6
         allowed = f"letters of {''.join(PLACES)}, each at most once, in this order"
         require("canon", self.canon, self.canon == "".join(x for x in PLACES if x in self.canon), allowed)
+        if isinstance(self.sliding_window, list):
+            fits = len(self.sliding_window) == self.num_hidden_layers
+            allowed = f"one number, or a list with one for each of the {self.num_hidden_layers} layers"
+            require("sliding_window", self.sliding_window, fits, allowed)
         self._check_baselines()
         for index in range(self.num_hidden_layers):
             self.mixer_config(index)  # raises before anything is built
@@ -172,10 +184,8 @@ class HyperMLPConfig(PreTrainedConfig):
         for name, settings in (self.baseline_settings or {}).items():
             allowed = f"settings of the model's baselines ({', '.join(used) or 'it has none'}), by name"
             require("baseline_settings", self.baseline_settings, name in used, allowed)
-            fits = isinstance(settings, dict) and not {"hidden_size", "max_length", "init_std"} & set(
-                settings
-            )
-            allowed = "settings of that baseline, such as {'num_heads': 4}; the model sets the widths"
+            fits = isinstance(settings, dict) and not SET_BY_MODEL & set(settings)
+            allowed = "settings of that baseline, such as {'num_heads': 4}; the model sets the rest"
             require(f"baseline_settings[{name!r}]", settings, fits, allowed)
         if any(mixer in BASELINES for mixer in self.mixers):
             allowed = "without B in a model with baselines: only labels have Canon layers inside the mixer"
@@ -213,6 +223,12 @@ class HyperMLPConfig(PreTrainedConfig):
         """
         return self.mixer if isinstance(self.mixer, list) else [self.mixer] * self.num_hidden_layers
 
+    @property
+    def windows(self) -> list[int | None]:
+        """The sliding window of every layer, None for a layer without one."""
+        window = self.sliding_window
+        return window if isinstance(window, list) else [window] * self.num_hidden_layers
+
     def mixer_config(self, index: int) -> Config:
         """Return the configuration of the mixer of layer ``index`` (from 0): a ``MixerConfig``, or a
         baseline's.
@@ -223,6 +239,12 @@ class HyperMLPConfig(PreTrainedConfig):
             "max_length": self.max_position_embeddings,
             "init_std": self.initializer_range,
         }
+        window = self.windows[index]
+        if window is not None:
+            can = name not in BASELINES or name in WINDOWED_BASELINES
+            allowed = f"None for {name!r}, which has no window; give a list with one for each layer"
+            require(f"sliding_window of layer {index}", window, can, allowed)
+            settings["sliding_window"] = window
         if name in BASELINES:
             return mixer_config(name, **settings, **(self.baseline_settings or {}).get(name, {}))
         return mixer_config(

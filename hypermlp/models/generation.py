@@ -1,72 +1,104 @@
-"""Generation from prompts with padding on any side.
-
-Shapes: B batch, T positions of the prompt.
-"""
+"""What ``generate`` of transformers needs to know about our caches and lengths."""
 
 from typing import Any
 
-import torch
 from torch import Tensor
-from transformers import GenerationMixin
+from transformers.generation.stopping_criteria import MaxLengthCriteria
+from transformers.utils import logging
 
-ALIGNED = ("input_ids", "inputs_embeds", "position_ids")  # have one entry per position of the prompt
+from hypermlp.errors import UserError
+from hypermlp.layers.registry import BASELINES
+from hypermlp.models.cache import is_static
+from hypermlp.models.configuration_hypermlp import HyperMLPConfig
 
-
-class PaddedGenerationMixin(GenerationMixin):
-    """``generate`` for prompts with padding on any side: masked positions are moved to the left.
-
-    A decoding step must follow the last token of its prompt. The prompts come back as they were given.
-    """
-
-    def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Generate as ``GenerationMixin.generate`` of transformers documents it."""
-        arguments = kwargs | ({} if inputs is None else {"input_ids": inputs})
-        if arguments.get("attention_mask") is None:
-            arguments["attention_mask"] = self._inferred_mask(arguments, *args[:1])
-        mask, ids = arguments["attention_mask"], arguments.get("input_ids")
-        order = _order(mask, arguments.get("past_key_values"))
-        if order is None or mask is None:
-            return super().generate(inputs, *args, **kwargs)  # type: ignore[misc]
-        for name in ("attention_mask", *ALIGNED):
-            if isinstance(arguments.get(name), Tensor) and arguments[name].shape[1] == mask.shape[1]:
-                arguments[name] = _rearranged(arguments[name], order)
-        out: Any = super().generate(None, *args, **arguments)  # type: ignore[misc]
-        sequences = out if isinstance(out, Tensor) else out.sequences
-        if ids is not None and ids.shape[1] == mask.shape[1]:
-            sequences[:, : ids.shape[1]] = ids.repeat_interleave(sequences.shape[0] // ids.shape[0], dim=0)
-        return out
-
-    def _inferred_mask(self, arguments: dict[str, Any], generation_config: Any = None) -> Tensor | None:
-        """Return the mask that transformers infers from padding tokens; None if it infers none."""
-        ids = arguments.get("input_ids")
-        configs = (generation_config, arguments.get("generation_config"), self.generation_config)
-
-        def setting(name: str) -> Any:
-            values = (arguments.get(name), *(getattr(config, name, None) for config in configs))
-            return next((value for value in values if value is not None), None)
-
-        pad, end = setting("pad_token_id"), setting("eos_token_id")
-        if ids is None or pad is None or pad in (end if isinstance(end, list) else [end]):
-            return None
-        mask: Tensor = (ids != pad).long()
-        return mask
+logger = logging.get_logger(__name__)
 
 
-def _order(mask: Tensor | None, cache: Any) -> Tensor | None:
-    """Return the positions in the order masked ones, then the others, ``[B, T]``; None if it changes nothing.
+class Generation:
+    """Methods that ``generate`` calls, to be inherited before ``GenerationMixin``."""
 
-    Positions in a cache stay where they are, so a mask with later zeros is left alone.
-    """
-    if mask is None or mask.dim() != 2:
-        return None
-    seen = mask != 0
-    past = 0 if cache is None else cache.get_seq_length()
-    if not (seen[:, :-1] & ~seen[:, 1:]).any() or (past > 0 and not bool(seen[:, past:].all())):
-        return None
-    return seen.long().argsort(dim=1, stable=True)
+    config: HyperMLPConfig
 
+    def prepare_inputs_for_generation(
+        self, input_ids: Any, *, inputs_embeds: Any = None, **kwargs: Any
+    ) -> Any:
+        """Drop the mask of a decoding step with a static cache or a window: the state knows the padding.
 
-def _rearranged(x: Tensor, order: Tensor) -> Tensor:
-    """Return the entries of ``x``, ``[B or 1, T, ...]``, in the order of positions ``[B, T]``."""
-    index = order.to(x.device).view(*order.shape, *([1] * (x.dim() - 2))).expand(-1, -1, *x.shape[2:])
-    return torch.gather(x.expand(order.shape[0], *x.shape[1:]), 1, index)
+        The mask grows with every token: it would change the shapes of the step, and its cost.
+        """
+        is_step = kwargs.get("next_sequence_length") == 1 and not kwargs.get("is_first_iteration")
+        cache = kwargs.get("past_key_values")
+        if is_step and cache is not None and (is_static(cache) or self.config.sliding_window is not None):
+            kwargs["attention_mask"] = None
+        return super().prepare_inputs_for_generation(  # type: ignore[misc]
+            input_ids, inputs_embeds=inputs_embeds, **kwargs
+        )
+
+    @staticmethod
+    def create_masks_for_generate(*, attention_mask: Tensor | None, **_kwargs: Any) -> Tensor | None:
+        """Return the mask as it is; transformers would make a dense one for a static cache."""
+        return attention_mask
+
+    def _get_static_cache_init_shape(self) -> None:
+        """Make ``generate`` leave the allocation of a static cache to the first call of the mixers."""
+        return
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether ``generate`` may go past the context: every label has a sliding window, some layer has one,
+        and no learned positions end.
+        """
+        config = self.config
+        layers = list(zip(config.mixers, config.windows, strict=True))
+        bounded = config.learned_positions or any(
+            window is None and name not in BASELINES for name, window in layers
+        )
+        return not bounded and any(window is not None for _, window in layers)
+
+    def _prepare_generated_length(
+        self,
+        generation_config: Any,
+        *,
+        has_default_max_length: bool,
+        input_ids_length: int,
+        inputs_tensor: Tensor,
+        **rest: Any,
+    ) -> Any:
+        """Limit the length to the context, where the learned slots end, unless sliding windows avoid that."""
+        asked = generation_config.max_length
+        prepared = super()._prepare_generated_length(  # type: ignore[misc]
+            generation_config=generation_config,
+            has_default_max_length=has_default_max_length,
+            input_ids_length=input_ids_length,
+            inputs_tensor=inputs_tensor,
+            **rest,
+        )
+        context = self.config.max_position_embeddings
+        if self.is_endless:
+            if has_default_max_length and prepared.max_new_tokens is None:  # transformers ends at the context
+                prepared.max_length = asked + input_ids_length
+            return prepared
+        prompt = inputs_tensor.shape[1]
+        last = context - prompt + input_ids_length  # a prompt of embeddings does not count in max_length
+        windows = "" if self.config.learned_positions else "load the model with a sliding_window, or "
+        ways = f"{windows}extend the context: model.extend_context({max(prompt + 1, prepared.max_length)})"
+        if prompt >= context:
+            raise UserError(
+                f"the prompt has {prompt} tokens, but the model's context is {context} "
+                f"(max_position_embeddings), and new tokens need room in it; shorten the prompt, {ways}"
+            )
+        if prepared.max_length > last:
+            logger.warning_once(
+                f"asked for up to {prepared.max_length} tokens; generation ends at the context of {context}. "
+                f"To go on, {ways}"
+            )
+            prepared.max_length = last
+        return prepared
+
+    def _get_stopping_criteria(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the criteria; with windows, transformers' warning about the context does not apply."""
+        criteria = super()._get_stopping_criteria(*args, **kwargs)  # type: ignore[misc]
+        for criterion in criteria if self.is_endless else ():
+            if isinstance(criterion, MaxLengthCriteria):
+                criterion.max_position_embeddings = None
+        return criteria

@@ -7,7 +7,7 @@ import math
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import slice_logits_to_keep
-from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -29,17 +28,17 @@ from hypermlp.layers.canon import BlockState, Canon
 from hypermlp.layers.initialization import initialize_
 from hypermlp.layers.mlp import GeluMlp, SwigluMlp
 from hypermlp.layers.registry import layer_of
-from hypermlp.layers.state import DecodingState, visibility_after
+from hypermlp.layers.state import DecodingState
 from hypermlp.layers.step import is_plain
-from hypermlp.layers.visibility import Visibility
+from hypermlp.layers.visibility import Visibility, visibility_after
 from hypermlp.models.arguments import CAUSAL_ARGUMENTS, MODEL_ARGUMENTS, check_arguments, check_context
-from hypermlp.models.cache import is_static, layer_state
+from hypermlp.models.cache import layer_state
 from hypermlp.models.configuration_hypermlp import HyperMLPConfig
-from hypermlp.models.generation import PaddedGenerationMixin
+from hypermlp.models.extension import extend_context_
+from hypermlp.models.generation import Generation
 from hypermlp.models.loss import head_loss
-from hypermlp.models.visibility import batch_starts
-
-logger = logging.get_logger(__name__)
+from hypermlp.models.padded_prompts import PaddedGenerationMixin
+from hypermlp.models.visibility import Packed, batch_starts
 
 
 def _norm(config: HyperMLPConfig) -> nn.Module:
@@ -104,7 +103,8 @@ class HyperMLPBlock(GradientCheckpointingLayer):
             return mixer
         if settings.get("capacity") is not None:
             raise UserError("a model with canon has no static cache; use the default cache")
-        convolutions = DecodingState(batch_size, None, rollback=mixer.rollback, recurrent=mixer.recurrent)
+        shared = {name: getattr(mixer, name) for name in ("rollback", "recurrent", "window")}
+        convolutions = DecodingState(batch_size, None, **shared)
         return BlockState(mixer, convolutions)
 
 
@@ -121,6 +121,33 @@ class HyperMLPPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         depth = 2 * self.config.num_hidden_layers if getattr(module, "is_residual_output", False) else 1
         initialize_(module, self.config.initializer_range / math.sqrt(depth), init)
+
+    def extend_context(self, n: int, method: str = "repeat") -> Self:
+        """Give the model a context of ``n`` positions, in place, and return it.
+
+        Up to the shorter of the old and the new context, the model computes exactly what it did. ``n`` may
+        also be smaller: the last slots are dropped. Decoding states (caches) and states of optimizers from
+        before the change are refused afterwards.
+
+        Args:
+            n: the new ``config.max_position_embeddings``, at least every ``sliding_window``.
+            method: the parameters of added slots, and of added learned positions: "repeat", the default,
+                takes those of the far half again and again (slot l takes those of L / 2 + l mod L / 2 of L
+                slots), "mean" the mean of the last 32, "zero" zeros.
+
+        Raises:
+            UserError: for a value that is not allowed; the model is then unchanged.
+
+        Example::
+
+            from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
+
+            sizes = dict(hidden_size=64, num_hidden_layers=2, max_position_embeddings=128, vocab_size=257)
+            model = HyperMLPForCausalLM(HyperMLPConfig(**sizes)).extend_context(512)
+            assert model.config.max_position_embeddings == 512
+        """
+        extend_context_(self, n, method)
+        return self
 
     def save_pretrained(self, save_directory: str | os.PathLike[Any], *args: Any, **kwargs: Any) -> Any:
         """Save as transformers does, and let ``trust_remote_code=True`` find this package.
@@ -196,8 +223,10 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
                 is updated in place.
             inputs_embeds: ``[B, T, D]`` in the place of input_ids.
             use_cache: whether to return a cache. None: ``config.use_cache``.
-            kwargs: ``output_hidden_states``, ``return_dict`` and what else transformers passes; any other
-                name raises.
+            kwargs: ``cu_seqlens``, integers ``[N + 1]``: cumulative lengths of N documents packed into one
+                row (B = 1), instead of document_ids. Transformers' names ``cu_seq_lens_q``,
+                ``cu_seq_lens_k``, ``max_length_q`` and ``max_length_k`` are accepted too, and its
+                ``output_hidden_states`` and ``return_dict``. Any other name raises.
 
         Returns:
             ``last_hidden_state`` ``[B, T, D]`` after the final norm, ``past_key_values`` (None without a
@@ -213,7 +242,8 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        visibility = self._visibility(x, attention_mask, position_ids, document_ids, past_key_values)
+        packed = Packed(**{name: kwargs[name] for name in Packed._fields if name in kwargs})
+        visibility = self._visibility(x, attention_mask, position_ids, document_ids, packed, past_key_values)
         if self.embed_positions is not None:
             if position_ids is None:
                 reach = visibility.reach
@@ -233,21 +263,33 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
         attention_mask: Tensor | None,
         position_ids: Tensor | None,
         document_ids: Tensor | None,
+        packed: Packed,
         cache: Cache | None,
     ) -> Visibility:
         """Compute once, for all layers, which positions each new position sees."""
         batch, new = x.shape[:2]
         mixers = self.mixers()
-        state = layer_state(cache, 0, self.layers[0], batch)  # type: ignore[arg-type]
+        # A layer without a window, if there is one: it limits the length of the stream.
+        index = next((i for i, mixer in enumerate(mixers) if mixer.window is None), 0)
+        state = layer_state(cache, index, self.layers[index], batch)  # type: ignore[arg-type]
         past = 0 if state is None else state.past
-        starts = batch_starts(attention_mask, position_ids, document_ids, batch=batch, new=new, past=past)
+        starts = batch_starts(
+            attention_mask,
+            position_ids,
+            document_ids,
+            packed.starts(x, past=past),
+            batch=batch,
+            new=new,
+            past=past,
+        )
         longest = [mixer.max_visible for mixer in mixers if mixer.max_visible is not None]
         context = min(longest, default=None)
-        check_context(context, starts, state, new=new)
+        if any(mixer.window is None for mixer in mixers):
+            check_context(context, starts, state, new=new)
         return visibility_after(state, starts, new=new, device=x.device, max_visible=context)
 
 
-class HyperMLPForCausalLM(HyperMLPPreTrainedModel, PaddedGenerationMixin):
+class HyperMLPForCausalLM(HyperMLPPreTrainedModel, Generation, PaddedGenerationMixin):  # type: ignore[misc]
     """A causal language model around any sequence mixer, as a ``PreTrainedModel`` of transformers.
 
     ``logits = norm(blocks(embed(input_ids))) Eᵀ``, where E is the embedding matrix, or a matrix of its own if
@@ -352,45 +394,3 @@ class HyperMLPForCausalLM(HyperMLPPreTrainedModel, PaddedGenerationMixin):
         head = self.lm_head
         plain = is_plain(head, nn.Linear) and not is_traceable_wrapper_subclass(head.weight)
         return plain and self.loss_function is ForCausalLMLoss and not torch.compiler.is_compiling()
-
-    def prepare_inputs_for_generation(  # type: ignore[override]
-        self, input_ids: Any, *, inputs_embeds: Any = None, **kwargs: Any
-    ) -> Any:
-        """Drop the mask of a decoding step with a static cache, which has the prompt's padding already.
-
-        The mask grows with every token and would change the shapes of the step.
-        """
-        is_step = kwargs.get("next_sequence_length") == 1 and not kwargs.get("is_first_iteration")
-        cache = kwargs.get("past_key_values")
-        if is_step and cache is not None and is_static(cache):
-            kwargs["attention_mask"] = None
-        return super().prepare_inputs_for_generation(  # type: ignore[misc]
-            input_ids, inputs_embeds=inputs_embeds, **kwargs
-        )
-
-    @staticmethod
-    def create_masks_for_generate(*, attention_mask: Tensor | None, **_kwargs: Any) -> Tensor | None:
-        """Return the mask as it is; transformers would make a dense one for a static cache."""
-        return attention_mask
-
-    def _get_static_cache_init_shape(self) -> None:
-        """Make ``generate`` leave the allocation of a static cache to the first call of the mixers."""
-        return
-
-    def _prepare_generated_length(self, *args: Any, **kwargs: Any) -> Any:
-        """Limit the length to the context, where the learned slots end."""
-        prepared = super()._prepare_generated_length(*args, **kwargs)  # type: ignore[misc]
-        # A prompt of embeddings does not count in max_length.
-        prompt, counted = kwargs["inputs_tensor"].shape[1], kwargs["input_ids_length"]
-        context = self.config.max_position_embeddings
-        if prompt >= context:
-            raise UserError(
-                f"the prompt has {prompt} tokens, but the model's context is {context} "
-                "(max_position_embeddings), and new tokens need room in it; shorten the prompt"
-            )
-        if prepared.max_length > context - prompt + counted:
-            logger.warning_once(
-                f"asked for up to {prepared.max_length} tokens; generation ends at the context of {context}"
-            )
-            prepared.max_length = context - prompt + counted
-        return prepared

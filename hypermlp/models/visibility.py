@@ -3,17 +3,21 @@
 Shapes: B batch, T new positions, P positions in the cache.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
+from hypermlp.config import is_integer, require
 from hypermlp.errors import UserError
-from hypermlp.ops.layout import raise_where
+from hypermlp.ops.layout import check_cu_seqlens_form, packed_starts, raise_where
 
 
 def batch_starts(
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
     document_ids: Tensor | None,
+    packed: Tensor | None = None,
     *,
     batch: int,
     new: int,
@@ -28,11 +32,14 @@ def batch_starts(
         position_ids: ``[B or 1, T]``. Without a mask and a cache, a document begins wherever they do not
             increase by 1.
         document_ids: ``[B, T]``, equal within a document; documents follow one another.
+        packed: ``[B, T]``, ``starts`` of documents from ``Packed.starts``, in the place of document_ids.
         past: P; a tensor if only the device knows it. Positions are then filled: P > 0.
     """
     first = isinstance(past, int) and past == 0
     padding = None if attention_mask is None else _padding(attention_mask, batch, past + new)
-    documents = None
+    documents = packed
+    if packed is not None and document_ids is not None:
+        raise UserError("document_ids and cu_seqlens are both given; pass one of them")
     if document_ids is not None:
         _check_shape("document_ids", document_ids, (batch, new))
         if not first:
@@ -41,7 +48,7 @@ def batch_starts(
                 "own"
             )
         documents = _document_starts(document_ids[:, 1:] != document_ids[:, :-1])
-    elif position_ids is not None and attention_mask is None and first:
+    elif packed is None and position_ids is not None and attention_mask is None and first:
         position_ids = position_ids.expand(batch, -1)
         _check_shape("position_ids", position_ids, (batch, new))
         documents = _document_starts(position_ids[:, 1:] != position_ids[:, :-1] + 1)
@@ -53,6 +60,44 @@ def batch_starts(
     return torch.maximum(
         documents, torch.minimum(padding[:, None], torch.arange(1, new + 1, device=padding.device))
     )
+
+
+class Packed(NamedTuple):
+    """Cumulative lengths of packed sequences, by our name and by those of transformers."""
+
+    cu_seqlens: Tensor | None = None
+    cu_seq_lens_q: Tensor | None = None
+    cu_seq_lens_k: Tensor | None = None
+    max_length_q: int | None = None
+    max_length_k: int | None = None
+
+    def starts(self, x: Tensor, *, past: int | Tensor) -> Tensor | None:
+        """Return ``starts`` ``[1, T]`` of the positions ``x`` ``[1, T, D]``; None if no lengths are given.
+
+        ``max_length_q`` must be at least the length of the longest sequence; it has no other effect.
+        """
+        given = {name: value for name, value in self._asdict().items() if value is not None}
+        lengths = {name: value for name, value in given.items() if name.startswith("cu_")}
+        if not lengths:
+            if given:
+                raise UserError(f"{', '.join(given)} without cu_seq_lens_q; pass the cumulative lengths too")
+            return None
+        if not (isinstance(past, int) and past == 0):
+            raise UserError(
+                f"{next(iter(lengths))} cannot be given with a filled cache; decode each sequence with a "
+                "cache of its own"
+            )
+        for value in lengths.values():
+            check_cu_seqlens_form(value, x)
+        longest = [given[name] for name in ("max_length_q", "max_length_k") if name in given]
+        for value in longest:
+            require("max_length_q", value, is_integer(value) and value > 0, "a positive integer")
+        new, most = x.shape[1], min(longest, default=-1)
+        starts, *others = [packed_starts(value, new, new, most) for value in lengths.values()]
+        for other in others:
+            what = f"{' and '.join(lengths)} differ, but queries and keys are the same positions"
+            raise_where(other != starts, what, "the same lengths for both", other)
+        return starts
 
 
 def _check_shape(name: str, x: Tensor, shape: tuple[int, int]) -> None:

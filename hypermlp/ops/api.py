@@ -7,8 +7,9 @@ from torch import Tensor
 
 from hypermlp.errors import UserError
 from hypermlp.ops.arguments import Attention, Mix, Request
+from hypermlp.ops.chunks import attend_in_chunks
 from hypermlp.ops.dispatch import choose_backend
-from hypermlp.ops.layout import LAYOUTS, check_starts_form, row_starts
+from hypermlp.ops.layout import LAYOUTS, check_cu_seqlens_form, check_starts_form, packed_starts, row_starts
 
 ACTIVATIONS = ("relu", "glu", "softmax")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -24,6 +25,7 @@ def hyper_attention(
     activation: str = "glu",
     layout: str = "lag",
     starts: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     eps: float = 1e-12,
     backend: str = "auto",
 ) -> Tensor:
@@ -61,6 +63,9 @@ def hyper_attention(
             non-decreasing along the queries. ``[B]`` is the number of positions of left padding (at most Tk);
             ``[B, Tq]`` describes packed documents (where the query's document begins) or a sliding window of
             w positions (``max(0, position - w + 1)``). None: every query sees all positions up to its own.
+        cu_seqlens: integers ``[N + 1]``, the cumulative lengths of N sequences that are packed into one row
+            (B = 1), in the place of ``starts``: 0, and where each sequence ends. A query sees its own
+            sequence.
         eps: added to the squared norm, so that a row of zeros has one (1e-12); "softmax" has no norm.
         backend: "auto" (the default) or a name from ``available_backends()``. A backend that is asked for by
             name is used, or refused with the reason.
@@ -101,6 +106,11 @@ def hyper_attention(
     mixes = (("mix1", mix1, q.shape[2]), ("mix2", mix2, v.shape[2]))
     lengths = [_check_mix(name, mix, q, heads) for name, mix, heads in mixes if mix is not None]
     slots = min(lengths) if lengths else -1
+    if cu_seqlens is not None:
+        if starts is not None:
+            raise UserError("starts and cu_seqlens are both given; pass one of them")
+        check_cu_seqlens_form(cu_seqlens, q)
+        starts = packed_starts(cu_seqlens, q.shape[1], k.shape[1], -1)
     if starts is not None:
         check_starts_form(starts, q)
         starts = row_starts(starts, q.shape[1], k.shape[1], slots)
@@ -113,11 +123,17 @@ def hyper_attention(
     return attend(Attention(q, k, v, mix1, mix2, starts, activation, layout, float(eps)), backend)
 
 
-def attend(arguments: Attention, backend: str) -> Tensor:
-    """Run the operator on arguments that are known to be valid; ``starts`` comes from ``row_starts``."""
+def attend(arguments: Attention, backend: str, window: int | None = None) -> Tensor:
+    """Run the operator on arguments that are known to be valid; ``starts`` comes from ``row_starts``.
+
+    ``window``: the most positions that a query sees; None for any number.
+    """
     mixed = arguments.mix1 is not None or arguments.mix2 is not None
     request = _request("attention", arguments.q, arguments.tensors(), arguments.activation, mixed)
-    return choose_backend(backend, request).attention(arguments)
+    chosen = choose_backend(backend, request)
+    if window is not None and arguments.starts is not None and not chosen.skips(request):
+        return attend_in_chunks(chosen.attention, arguments, window)
+    return chosen.attention(arguments)
 
 
 def attend_ring(arguments: Attention, positions: Tensor, backend: str) -> Tensor:

@@ -40,6 +40,9 @@ class Backend:
     """The sigmoid gates of a layer in fused kernels; without them a layer runs plain PyTorch."""
     step: bool = False
     """Whether it has the kernel for a layer's decoding step (layers/step.py)."""
+    skips: Callable[[Request], bool] = lambda request: True
+    """Whether it skips keys that ``starts`` hides from a whole block of queries, if speed matters at all. For
+    other backends, a sliding window is cut into chunks first."""
     unavailable: Callable[[], str | None] = lambda: None
     unsupported: Callable[[Request], str | None] = lambda request: None
     automatic: Callable[[Request], bool] = lambda request: True
@@ -68,7 +71,7 @@ BACKENDS = {
             unavailable=native.unavailable,
             unsupported=native.unsupported,
         ),
-        Backend("sdpa", sdpa.attention, unsupported=sdpa.unsupported),
+        Backend("sdpa", sdpa.attention, unsupported=sdpa.unsupported, skips=lambda request: False),
         Backend(
             "triton",
             register_attention("triton", triton.forward, triton.backward, saved=triton.empty_sums),
@@ -84,6 +87,7 @@ BACKENDS = {
             "blocked",
             register_attention("blocked", blocked.forward, blocked.backward),
             convolution.blocked_conv_pair,
+            skips=lambda request: request.device_type == "cpu",  # elsewhere it does not read starts
         ),
         Backend("reference", reference.attention, convolution.reference_conv_pair, ring=ring.attention),
     )

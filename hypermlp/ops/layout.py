@@ -90,6 +90,64 @@ def _(starts: Tensor, num_queries: int, num_keys: int, max_slots: int) -> Tensor
     return starts.new_empty(starts.shape[0], num_queries, dtype=torch.int64)
 
 
+def check_cu_seqlens_form(cu_seqlens: Tensor, like: Tensor) -> None:
+    """Check type, shape and device; ``like`` is ``[B, Tq, ...]``. ``packed_starts`` checks the values."""
+    if not isinstance(cu_seqlens, Tensor):
+        raise UserError(f"cu_seqlens is a {type(cu_seqlens).__name__}; it must be an integer tensor [N + 1]")
+    if cu_seqlens.dtype not in INTEGERS:
+        raise UserError(f"cu_seqlens is {cu_seqlens.dtype}; it must be an integer tensor [N + 1]")
+    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
+        raise UserError(
+            f"cu_seqlens has shape {list(cu_seqlens.shape)}; it must be [N + 1] for N packed sequences: 0, "
+            "and where each of them ends"
+        )
+    if like.shape[0] != 1:
+        raise UserError(
+            f"cu_seqlens describes one row of packed sequences, but the batch size is {like.shape[0]}; put "
+            "all sequences into one row, or pass starts"
+        )
+    if cu_seqlens.device != like.device:
+        raise UserError(
+            f"cu_seqlens is on {cu_seqlens.device}, its positions on {like.device}; they must be on one "
+            "device"
+        )
+
+
+@torch.library.custom_op("hypermlp::packed_starts", mutates_args=())
+def packed_starts(cu_seqlens: Tensor, num_queries: int, num_keys: int, longest: int) -> Tensor:
+    """Return ``starts``, int64 ``[1, Tq]``, of sequences packed into one row; raise on impossible values.
+
+    This is an operator, so that the values are checked when the graph runs, under ``torch.compile`` too.
+
+    Args:
+        cu_seqlens: ``[N + 1]``, 0 and where each sequence ends.
+        longest: what the caller says is the length of the longest sequence; any number if negative.
+    """
+    ends, lengths = cu_seqlens.long(), cu_seqlens.long().diff()
+    raise_where(ends[:1] != 0, "cu_seqlens begins with another number than 0", "cu_seqlens[0] == 0", ends[:1])
+    raise_where(lengths < 0, "cu_seqlens decreases by", "cumulative lengths, which do not decrease", -lengths)
+    raise_where(
+        ends[-1:] != num_keys,
+        f"cu_seqlens describes another number of positions than the {num_keys} that are given",
+        f"cu_seqlens[-1] == {num_keys}",
+        ends[-1:],
+    )
+    if longest >= 0:
+        raise_where(
+            lengths > longest,
+            f"cu_seqlens has a sequence that is longer than max_length_q = {longest}",
+            f"lengths up to {longest}, or a larger max_length_q",
+            lengths,
+        )
+    positions = query_positions(num_queries, num_keys, ends.device)
+    return ends[torch.searchsorted(ends, positions, right=True) - 1][None]
+
+
+@packed_starts.register_fake
+def _(cu_seqlens: Tensor, num_queries: int, num_keys: int, longest: int) -> Tensor:
+    return cu_seqlens.new_empty(1, num_queries, dtype=torch.int64)
+
+
 def raise_where(wrong: Tensor, what: str, allowed: str, values: Tensor) -> None:
     """Raise with the first of ``values`` at which ``wrong`` holds; its shape may be a broadcast one."""
     if isinstance(wrong, FakeTensor):  # has no contents

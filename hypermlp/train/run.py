@@ -10,7 +10,7 @@ import transformers
 
 from hypermlp.errors import UserError
 from hypermlp.models import HyperMLPForCausalLM
-from hypermlp.models.loading import newest_complete, problem, step_of
+from hypermlp.models.loading import newest_complete, our_config, problem, step_of
 from hypermlp.models.memory import require_memory
 from hypermlp.train.data import SPLITS, PreparedData, Sequences, prepare
 from hypermlp.train.folder import RunFolder
@@ -35,10 +35,17 @@ def build_model(recipe: Recipe, prepared: PreparedData, init_from: str | None) -
             f"--init-from is {init_from}, which has no model; "
             "allowed: a folder of save_pretrained, such as runs/NAME/final"
         )
+    context, stored = config.max_position_embeddings, our_config(init_from).max_position_embeddings
+    config.max_position_embeddings = stored
     try:
-        return HyperMLPForCausalLM.from_pretrained(init_from, config=config)
+        model = HyperMLPForCausalLM.from_pretrained(init_from, config=config)
     except RuntimeError as error:
         raise UserError(f"the weights in {init_from} do not fit the recipe's model: {error}") from error
+    if context != stored:
+        model.extend_context(context)
+        if is_main_process():
+            print(f"{init_from} has a context of {stored}; it now has one of {context}", flush=True)
+    return model
 
 
 def build_trainer(

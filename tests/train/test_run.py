@@ -115,6 +115,17 @@ def test_init_from_takes_the_weights_and_nothing_else(recipe_file, tmp_path):
     assert losses(tmp_path / "third") == second
 
 
+def test_init_from_with_another_context_extends_the_model(recipe_file, tmp_path, capsys):
+    final = train(load_recipe(str(recipe_file)), tmp_path / "first")
+    for context in (48, 16):
+        longer = load_recipe(
+            str(recipe_file), [f"data.context={context}", "training.batch_tokens=192", "training.steps=2"]
+        )
+        other = train(longer, tmp_path / str(context), init_from=str(final))
+        assert f"has a context of 32; it now has one of {context}" in capsys.readouterr().out
+        assert loading.our_config(str(other)).max_position_embeddings == context
+
+
 def test_init_from_is_remembered_until_the_first_checkpoint(recipe_file, tmp_path):
     recipe = load_recipe(str(recipe_file))
     final = train(recipe, tmp_path / "first")

@@ -99,6 +99,21 @@ def test_sample_refuses_numbers_that_mean_nothing(run, capsys, option):
     assert f"{option[0]} is" in capsys.readouterr().err
 
 
+def test_extend_and_sample_beyond_the_old_context(run, tmp_path, capsys):
+    longer = tmp_path / "longer"
+    assert main(["extend", str(run), "--context", "64", "--out", str(longer)]) == 0
+    assert "the context had 32 positions and has 64; up to 32 positions" in capsys.readouterr().out
+    assert main(["sample", str(longer), "document 1", "--tokens", "50", "--temperature", "0"]) == 0
+    assert len(capsys.readouterr().out) > 50
+
+
+def test_sample_goes_past_the_context_with_a_window(recipe_of_module, tmp_path, capsys):
+    changes = ["model.sliding_window=8", "training.steps=2", "training.save_every=2"]
+    train(load_recipe(str(recipe_of_module), changes), tmp_path / "windowed")
+    assert main(["sample", str(tmp_path / "windowed"), "document", "--tokens", "150", "--top-k", "5"]) == 0
+    assert len(capsys.readouterr().out) > 100
+
+
 def test_pipeline(run):
     write = pipeline("text-generation", model=str(run / "final"), device="cpu")
     settings = {"max_new_tokens": 8, "do_sample": False}

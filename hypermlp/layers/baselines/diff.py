@@ -6,6 +6,7 @@ Shapes: B batch, T new positions, S positions so far, H heads, C the width of a 
 import torch
 from torch import Tensor, nn
 
+from hypermlp.config import require_window
 from hypermlp.layers.baselines.base import Baseline, Heads, MultiHeadConfig
 from hypermlp.layers.baselines.parts import at_least_float32, causal_pairs, softmax_attention
 from hypermlp.layers.rotary import rotate
@@ -23,6 +24,12 @@ class DiffConfig(MultiHeadConfig):
     """Share of the second map that is subtracted at first. In the paper it grows with depth, or is 0.8."""
     rope_theta: float = 10_000.0
     """Base of the rotary frequencies."""
+    sliding_window: int | None = None
+    """How many positions each position sees, itself included, at most max_length; None for all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_window(self.sliding_window, self.max_length)
 
 
 class DifferentialAttention(Baseline[DiffConfig]):
@@ -70,4 +77,4 @@ class DifferentialAttention(Baseline[DiffConfig]):
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
     def core_flops(self, queries: int, keys: int) -> int:
-        return 2 * causal_pairs(queries, keys) * 3 * self.config.hidden_size
+        return 2 * causal_pairs(queries, keys, self.window) * 3 * self.config.hidden_size

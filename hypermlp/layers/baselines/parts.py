@@ -16,6 +16,8 @@ from torch.autograd.function import once_differentiable
 
 from hypermlp.layers.state import DecodingState
 from hypermlp.layers.visibility import Visibility
+from hypermlp.ops.api import attend
+from hypermlp.ops.arguments import Attention
 from hypermlp.ops.convolution import hide_unseen, tap_rows
 
 Operator = TypeVar("Operator", bound=Callable[..., Any])
@@ -63,17 +65,28 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility) -
 
     Args:
         q: ``[B, H, T, C]``, of the new positions.
-        k, v: ``[B, H, past + T, C]`` and ``[B, H, past + T, any width]``.
+        k, v: ``[B, H, past + T, C]`` and ``[B, H, past + T, any width]``; with a sliding window, the last
+            rows are enough.
     """
+    if visibility.window is not None:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        k, v, starts = visibility.operands(k, v)
+        arguments = Attention(q, k, v, None, None, starts, "softmax", "lag", eps=1.0)
+        return attend(arguments, "sdpa", visibility.window).transpose(1, 2)
     new, total = q.shape[2], k.shape[2]
     if visibility.reach is None and new in (1, total):  # no mask: the kernel is faster
         return F.scaled_dot_product_attention(q, k, v, is_causal=new > 1)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=visibility.mask())
 
 
-def causal_pairs(queries: int, keys: int) -> int:
-    """Return the number of keys that the last ``queries`` of ``keys`` positions see, summed over these."""
-    return queries * (keys - queries) + queries * (queries + 1) // 2
+def causal_pairs(queries: int, keys: int, window: int | None = None) -> int:
+    """Return the number of keys that the last ``queries`` of ``keys`` positions see, summed over these.
+
+    Each sees at most ``window`` keys; None for any number.
+    """
+    full = queries if window is None else max(0, min(queries, window - (keys - queries)))  # see all keys
+    seen_by_full = full * (keys - queries) + full * (full + 1) // 2
+    return seen_by_full + (queries - full) * (window or 0)
 
 
 def short_conv(x: Tensor, weight: Tensor, state: DecodingState | None, reach: Reach) -> Tensor:

@@ -7,6 +7,7 @@ Shapes: B batch, T new positions, S positions so far, H heads, C their width.
 import torch
 from torch import Tensor, nn
 
+from hypermlp.config import require, require_window
 from hypermlp.layers.baselines.base import Baseline, Heads, MultiHeadConfig
 from hypermlp.layers.baselines.parts import causal_pairs, softmax_attention, split_heads
 from hypermlp.layers.rotary import rotate
@@ -22,6 +23,12 @@ class SoftmaxConfig(MultiHeadConfig):
 
     rope_theta: float = 10_000.0
     """Base of the rotary frequencies."""
+    sliding_window: int | None = None
+    """How many positions each position sees, itself included, at most max_length; None for all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_window(self.sliding_window, self.max_length)
 
 
 class Softmax(Baseline[SoftmaxConfig]):
@@ -58,13 +65,18 @@ class Softmax(Baseline[SoftmaxConfig]):
         return softmax_attention(q, k, v, visibility)
 
     def core_flops(self, queries: int, keys: int) -> int:
-        return 2 * causal_pairs(queries, keys) * 2 * self.config.hidden_size
+        return 2 * causal_pairs(queries, keys, self.window) * 2 * self.config.hidden_size
 
 
 class SoftmaxNaiveConfig(SoftmaxConfig):
     """Settings of ``softmax-naive``."""
 
     name = "softmax-naive"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        allowed = "None: softmax-naive computes all scores; softmax is the same function with a window"
+        require("sliding_window", self.sliding_window, self.sliding_window is None, allowed)
 
 
 class SoftmaxNaive(Softmax):

@@ -1,0 +1,39 @@
+"""``hypermlp extend``: save a copy of a model with another context."""
+
+from pathlib import Path
+
+import transformers
+
+from hypermlp.commands.shared import CHECKPOINT, Args, Argument, command, require_at_least
+from hypermlp.errors import UserError
+from hypermlp.layers.resizing import METHODS
+from hypermlp.models.loading import load
+
+
+@command(
+    CHECKPOINT,
+    Argument("--context", type=int, required=True, help="positions of the new context; may be fewer"),
+    Argument("--out", metavar="FOLDER", required=True, help="folder of the new model; it must not exist yet"),
+    Argument(
+        "--method",
+        choices=METHODS,
+        default="repeat",
+        help="parameters of the added slots: zeros, the mean of the last 32, or the far half repeated "
+        "(default: repeat)",
+    ),
+)
+def main(args: Args) -> None:
+    require_at_least(args, context=1)
+    out = Path(args.out)
+    if out.exists():
+        raise UserError(f"--out is {out}, which exists already; name a new folder")
+    transformers.logging.disable_progress_bar()
+    model, tokenizer = load(args.checkpoint)
+    before = model.config.max_position_embeddings
+    model.extend_context(args.context, method=args.method)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    print(
+        f"saved in {out}: the context had {before} positions and has {args.context}; up to "
+        f"{min(before, args.context)} positions, the model computes what it did"
+    )
