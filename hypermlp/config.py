@@ -30,7 +30,7 @@ class MixerConfig:
         num_heads: number of heads (2). Activation "glu" has two score branches per head.
         activation: "relu", "glu" or "softmax" ("glu").
         qk_width: width of queries and keys over all heads and branches, a multiple of the number of branches;
-            0, the default, for hidden_size / 4.
+            0, the default, for hidden_size / 4 (hidden_size must then be a multiple of 4).
         vo_width: width of values and head outputs over all heads, a multiple of num_heads; 0, the default,
             for hidden_size.
         rope: rotary positions on queries and keys (False). The width of a branch must then be even.
@@ -42,8 +42,8 @@ class MixerConfig:
             from the oldest visible position. It has no effect without mixes.
         rank: rank of the low-rank part of R1 and R2 (16).
         conv_kernel: taps of the convolution (4).
-        canon: whether queries, keys and values each have a Canon layer, a depthwise causal convolution with a
-            residual (False). It excludes registers.
+        canon: whether the projected queries, keys and values each have a Canon layer (Allen-Zhu, 2025):
+            ``u + conv(u)``, depthwise and causal, always with 4 taps (False). It excludes registers.
         num_registers: number of registers, learned input vectors of width D that every position can also see
             (0). They come in addition to max_length: the mixes have max_length + num_registers slots.
         sliding_window: how many positions each position sees, itself included, at most max_length; None, the
@@ -186,9 +186,6 @@ class MixerConfig:
         require("compression", compression, is_integer(compression) and compression > 0, "a positive integer")
         require("hidden_size", hidden_size, is_integer(hidden_size) and hidden_size > 0, "a positive integer")
         known = {field.name for field in dataclasses.fields(cls)}
-        for name in settings:
-            if name not in known:
-                raise UserError(f"unknown setting {name!r}; allowed: compression, {', '.join(sorted(known))}")
         chosen: dict[str, Any] = {
             "activation": ACTIVATION_OF_BASE[label.base],
             "qk_width": divided(hidden_size, compression) if label.rank == "q" else hidden_size,
@@ -200,6 +197,11 @@ class MixerConfig:
             "mix2": "2" in label.mix,
             "layout": "lag" if label.lag else "forward",
         }
+        for name in settings:
+            if name not in known:
+                fixed = {"hidden_size", "max_length"} | set(chosen) - {"qk_width", "vo_width"}
+                allowed = ", ".join(["compression", *sorted(known - fixed)])
+                raise UserError(f"unknown setting {name!r}; allowed: {allowed}")
         clash = sorted(set(chosen) & set(settings) - {"qk_width", "vo_width"})
         if clash:
             raise UserError(

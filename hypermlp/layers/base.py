@@ -121,11 +121,14 @@ class SequenceMixer(nn.Module):
                 a convolution or a sliding window, which need earlier ones (128). Without these, any number
                 can be removed; in a recurrence, none.
             capacity: make a state of fixed size that holds this many positions (a ``StaticState``): a step
-                has the same shapes and addresses at every position, for torch.compile and CUDA graphs.
+                has the same shapes and addresses at every position, for torch.compile and CUDA graphs. A
+                call that exceeds it raises, unless a window lets older positions be overwritten. Use it under
+                ``torch.no_grad()``. Baselines and layers with registers or Canon layers have no such state.
                 None, the default, makes a state that grows.
 
         Returns:
-            a ``DecodingState``; for a ``Mixer``, a ``MixerState``.
+            a ``MixerState`` for a ``Mixer`` (with ``capacity``, its subclass ``StaticState``), a
+            ``DecodingState`` for a baseline.
 
         Raises:
             UserError: for a value that is not allowed.
@@ -156,7 +159,8 @@ class SequenceMixer(nn.Module):
         """Mix ``x`` along the sequence: the output at a position depends on the positions that it sees.
 
         Args:
-            x: ``[B, T, D]``: B sequences of T positions of width D = ``hidden_size``.
+            x: ``[B, T, D]``: B sequences of T positions of width D = ``hidden_size``, in the layer's dtype
+                and on its device (under autocast, any floating dtype).
             state: from ``new_state``. ``x`` then continues the positions that the state holds, and the state
                 is updated in place. A whole prompt, chunks or single tokens give the same outputs.
             starts: the first position that each position sees, integers ``[B]`` or ``[B, T]``. Positions
@@ -177,8 +181,9 @@ class SequenceMixer(nn.Module):
             holds.
 
         Raises:
-            UserError: for a wrong shape, dtype, device or ``starts``, for a state of another layer, and for
-                more than max_length visible positions. The state is then unchanged.
+            UserError: for a wrong shape, dtype, device or ``starts``, for a state of a layer with another
+                configuration, and for more than max_length visible positions. The state is then unchanged.
+                (A state of another layer with the same configuration cannot be told apart.)
 
         Example::
 

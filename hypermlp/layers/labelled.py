@@ -55,8 +55,8 @@ class HyperMLP(_Labelled):
         max_length: the most positions that one position can see. Longer input raises unless the argument
             ``starts`` of ``forward`` limits every position to a window.
         num_heads: number of heads (2).
-        compression: queries and keys have ``hidden_size / compression`` channels over all heads and branches
-            (4), a multiple of their number of branches; values keep ``hidden_size`` channels.
+        compression: divides the width of queries and keys (4): over all heads they have ``hidden_size /
+            compression`` channels, which must be a multiple of num_heads. Values keep ``hidden_size``.
         rank: rank of the low-rank part of R1 and R2 (16).
         conv_kernel: taps of the causal convolution before the key and value projections (4).
         num_registers: learned input vectors of width D that every position can also see (0). The output is
@@ -98,8 +98,8 @@ class HyperGLU(_Labelled):
         max_length: the most positions that one position can see. Longer input raises unless the argument
             ``starts`` of ``forward`` limits every position to a window.
         num_heads: number of heads (2).
-        compression: queries and keys have ``hidden_size / compression`` channels over all heads and branches
-            (4), a multiple of their number of branches; values keep ``hidden_size`` channels.
+        compression: divides the width of queries and keys (4): over all heads they have ``hidden_size /
+            compression`` channels, which must be a multiple of 2 num_heads. Values keep ``hidden_size``.
         rank: rank of the low-rank part of R1 and R2 (16).
         conv_kernel: taps of the causal convolution before the key and value projections (4).
         num_registers: learned input vectors of width D that every position can also see (0). The output is

@@ -57,10 +57,10 @@ class Mixer(SequenceMixer):
 
     where ``R(x) = I + Diag(diag) + left Diag(sigmoid(x W + b)) rightᵀ`` is ``[n, n]``, with the first n rows
     of the learned diag ``[num_slots]``, left and right ``[num_slots, rank]``, and with W ``[D, rank]``, b
-    ``[rank]``. Every gate has its own W and b. A head of "glu" has two branches, h_gate and h_scale, each
-    with its own q, K and R1; otherwise it has one. R2, V and the output gate belong to the head. The
-    convolutions act on each channel of the inputs, one for keys and one for values. The configuration
-    switches each part on or off.
+    ``[rank]``. Every gate has its own W and b; the feature gates have one output for each channel of q and o.
+    A head of "glu" has two branches, h_gate and h_scale, each with its own q, K and R1; otherwise it has one.
+    R2, V and the output gate belong to the head. The convolutions act on each channel of the inputs, one for
+    keys and one for values. The configuration switches each part on or off.
 
     Args:
         config: every switch, as ``MixerConfig`` documents them. ``Mixer.from_label`` builds one from a label.
@@ -68,7 +68,7 @@ class Mixer(SequenceMixer):
     Attributes:
         config: the ``MixerConfig``.
         backend: the backend of the operator and the convolution: "auto" (the default), or a name from
-            ``hypermlp.ops.available_backends()``. Assign it after construction.
+            ``hypermlp.ops.available_backends()``. Assign it after construction; the next call checks it.
         recurrent, undecayed, state_class: for models and training; see
             ``hypermlp.layers.base.SequenceMixer``.
 

@@ -90,12 +90,13 @@ def build_mixer(name: str, *, hidden_size: int, max_length: int, **settings: Any
         hidden_size: width of the input and the output.
         max_length: for a label, the most positions that one position can see. Baselines accept longer input.
         settings: for a label, ``compression`` (4) and what else ``MixerConfig.from_label`` accepts. For a
-            baseline, ``init_std`` and the fields of its configuration: ``num_heads`` (0: its published width
-            of a head; not mamba, hgrn), ``rope_theta`` (softmax, softmax-naive, retnet, diff), ``expand_v``
-            (retnet, gated-deltanet), ``gate_rank`` (gla), ``conv_kernel`` (deltanet, gated-deltanet, mamba,
-            path), ``num_slots`` (gsa), ``expand``, ``state_size``, ``step_rank`` (mamba), ``rank`` (path),
-            ``lambda_init`` (diff). The configurations are ``GlaConfig`` in hypermlp/layers/baselines/gla.py
-            and so on; ``layer.config`` shows the values.
+            baseline, ``init_std`` and the fields of its configuration: ``num_heads`` (0, the default, derives
+            it from the published width of a head; mamba and hgrn have no heads), ``rope_theta`` (softmax,
+            softmax-naive, retnet, diff), ``expand_v`` (retnet, gated-deltanet), ``gate_rank`` (gla),
+            ``conv_kernel`` (deltanet, gated-deltanet, mamba, path), ``num_slots`` (gsa), ``expand``,
+            ``state_size``, ``step_rank`` (mamba), ``rank`` (path), ``lambda_init`` (diff).
+            ``help(hypermlp.layers.baselines.gla.GlaConfig)`` and so on explain them; ``layer.config`` shows
+            the values.
 
     Returns:
         a ``Mixer``, or a ``hypermlp.layers.baselines.base.Baseline``.

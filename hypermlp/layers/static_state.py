@@ -22,9 +22,11 @@ from hypermlp.layers.visibility import Visibility, refuse_moving_starts
 class StaticState(MixerState):
     """What a ``Mixer`` remembers, in tensors of fixed size that are written in place.
 
-    The first call, with the prompt, allocates them; its shapes are its own. From then on ``past`` is a
-    tensor, and ``keys``, ``values`` and ``inputs`` are rings: position p is in row ``p mod`` the number of
-    rows. ``length`` and ``crop`` copy a number from the device to the host.
+    The first call, with a prompt of any length, allocates them. Later calls with the same number of positions
+    have the same shapes and addresses. From then on ``past`` is a tensor, and ``keys`` and ``values`` have
+    ``capacity`` rows (fewer with a sliding window), ``inputs`` those that the convolution needs: position p
+    is in row ``p`` modulo the number of rows. ``length`` and ``crop`` copy a number from the device to the
+    host.
 
     Gradients do not flow through such a state: call the layer under ``torch.no_grad()``.
     """
@@ -144,7 +146,12 @@ class StaticState(MixerState):
         yield from (ring for name, ring in self._rings.items() if name not in ("starts", "origins"))
 
     def crop(self, length: int) -> Self:
-        """Forget all but the first ``length`` positions."""
+        """Keep the first ``length`` positions, in place, and return the state.
+
+        Raises:
+            UserError: if the state is shorter, or if rows that the remaining positions need were overwritten:
+                the state has received more than its rings hold.
+        """
         before = self.length
         if not 0 <= length <= before:
             raise UserError(

@@ -176,9 +176,10 @@ def benchmark(
             two cores; "full": as published, 66 settings and 396 trainings of up to 200 epochs, for GPUs (run
             those with the command ``hypermlp mad run``).
         tasks: a task or a list of tasks (``mad.TASKS``); None, the default, for all six.
-        on_progress: called as ``on_progress(cell, progress)`` after each evaluation of a training;
-            ``progress`` has ``step``, ``steps``, ``seconds`` and ``metric``. None: progress is printed to
-            stderr.
+        on_progress: called as ``on_progress(cell, progress)`` after each evaluation of a training; ``cell``
+            is the training (it has ``mixer``, ``task`` and ``settings``), ``progress`` has ``step``,
+            ``steps``, ``seconds`` and ``metric`` (the accuracy as text, such as "6.5%"). None: progress is
+            printed to stderr.
 
     Returns:
         ``Scores``. ``result.scores[mixer][task]`` is an accuracy between 0 and 1; ``print(result)`` shows a

@@ -214,11 +214,11 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
         Args:
             input_ids: ``[B, T]``; or inputs_embeds instead.
             attention_mask: ``[B, P + T]``: 1 for tokens, 0 for padding on the left or on the right.
-            position_ids: ``[B or 1, T]``, used for ``learned_positions``. Without a mask, a filled cache and
-                document_ids, a document begins where they do not increase by 1. Mixers count their own
-                positions.
-            document_ids: ``[B, T]``, equal within a packed document, which then sees no other; not with a
-                filled cache.
+            position_ids: ``[B or 1, T]``. If there is no mask, no filled cache and no document_ids, a
+                document begins wherever they do not increase by 1. Their values matter for
+                ``learned_positions`` only; RoPE and the mixes count from the beginning of the document.
+            document_ids: integers ``[B, T]``: a packed document begins wherever the number changes, and sees
+                no other; not with a filled cache.
             past_key_values: a cache that ``DynamicCache(config=model.config)`` or ``use_cache=True`` made; it
                 is updated in place.
             inputs_embeds: ``[B, T, D]`` in the place of input_ids.
@@ -343,7 +343,8 @@ class HyperMLPForCausalLM(HyperMLPPreTrainedModel, Generation, PaddedGenerationM
 
         Args:
             labels: ``[B, T]``, aligned with input_ids (usually input_ids itself) and shifted inside: position
-                t is scored on ``labels[:, t + 1]``. -100 is no target.
+                t is scored on ``labels[:, t + 1]``, also where a packed document begins at t + 1. Labels of
+                -100 are not scored.
             logits_to_keep: compute the logits of this many last positions, or of the positions with these
                 indices; 0, the default, for all. With labels, leave it at 0.
             skip_logits: with labels, compute the loss in chunks and return no logits, which saves memory

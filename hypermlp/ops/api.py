@@ -48,13 +48,15 @@ def hyper_attention(
     as it is.
 
     Args:
-        q: ``[B, Tq, Hq, Dk]``. The queries are the last Tq of the Tk positions (Tq <= Tk), so decoding and
-            chunked prefill are calls of this function too.
+        q: ``[B, Tq, Hq, Dk]``, float32, float64, bfloat16 or float16, like k and v, on one device; no
+            dimension may be empty. The queries are the last Tq of the Tk positions (Tq <= Tk), so decoding
+            and chunked prefill are calls of this function too.
         k: ``[B, Tk, Hq, Dk]``.
         v: ``[B, Tk, H, Dv]``.
         mix1: mix of the scores, one for each of the Hq branches; None, the default, for the identity.
         mix2: mix of the activation, one for each of the H heads; None, the default, for the identity. The
             mixes need at least as many slots L as the most keys that a query sees: Tk without ``starts``.
+            They have the dtype of q, or float32 where q is bfloat16 or float16.
         activation: "glu" (the default), "relu" or "softmax".
         layout: "lag" (the default) counts slots from the query backwards, "forward" from the first visible
             position. It has no effect without mixes.
@@ -66,14 +68,15 @@ def hyper_attention(
         cu_seqlens: integers ``[N + 1]``, the cumulative lengths of N sequences that are packed into one row
             (B = 1), in the place of ``starts``: 0, and where each sequence ends. A query sees its own
             sequence.
-        eps: added to the squared norm, so that a row of zeros has one (1e-12); "softmax" has no norm.
+        eps: added to the squared norm, so that a row of zeros is not divided by zero (1e-12); at least the
+            smallest normal number of the dtype. "softmax" has no norm.
         backend: "auto" (the default) or a name from ``available_backends()``. A backend that is asked for by
             name is used, or refused with the reason.
 
     Returns:
         ``[B, Tq, H, Dv]`` in the dtype of q. float16 and bfloat16 are computed in float32. Under autocast, q,
-        k and v are first cast to its dtype; mixes may have the dtype of q or float32. The result is
-        differentiable in q, k, v and all tensors of both mixes.
+        k and v are first cast to its dtype. The result is differentiable in q, k, v and all tensors of both
+        mixes.
 
     Raises:
         UserError: for wrong shapes, dtypes, devices, ``starts`` or names, for mixes with too few slots, and
