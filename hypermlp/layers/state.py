@@ -12,82 +12,9 @@ from torch import Tensor
 
 from hypermlp.config import is_integer, require
 from hypermlp.errors import UserError
+from hypermlp.layers.rows import Rows, only_for_inference
 from hypermlp.layers.visibility import Visibility, following_starts
 from hypermlp.ops.layout import raise_where
-
-
-class Rows:
-    """A tensor with one row per position along dim 1, which grows and may forget its oldest rows.
-
-    The rows lie in a buffer that doubles and is written in place, wherever no gradient has to flow.
-    """
-
-    def __init__(self, rows: Tensor | None = None, forgotten: int = 0):
-        self.buffer = rows
-        self.forgotten = forgotten
-        """Positions whose rows were dropped."""
-        self.length = forgotten + (0 if rows is None else rows.shape[1])
-        """Positions in all; later rows of the buffer do not count yet."""
-
-    @property
-    def held(self) -> int:
-        return self.length - self.forgotten
-
-    def get(self) -> Tensor | None:
-        return None if self.buffer is None else self.buffer[:, : self.held]
-
-    def extended(self, new: Tensor) -> Tensor:
-        """Return the rows followed by ``new``, which count only when ``length`` is raised."""
-        count = new.shape[1]
-        if torch.is_grad_enabled():
-            past = self.get()
-            # A new buffer each time: the old one may be saved for a backward, and new may be the caller's own
-            # tensor.
-            self.buffer = torch.cat([new[:, :0] if past is None else past, new], dim=1)
-            return self.buffer
-        buffer = self.room(count, new, new.shape[2:])
-        buffer.narrow(1, self.held, count).copy_(new)
-        return buffer.narrow(1, 0, self.held + count)
-
-    def room(self, count: int, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Return a buffer of rows of this shape with room for ``count`` more, to write in place."""
-        buffer, total = self.buffer, self.held + count
-        if buffer is None or _frozen(buffer) or buffer.shape[1] < total:
-            self.buffer = like.new_empty(like.shape[0], max(64, 2 * total), *shape)
-            if buffer is not None:
-                self.buffer[:, : self.held] = buffer[:, : self.held]
-            return self.buffer
-        return buffer
-
-    def keep_last(self, count: int) -> None:
-        """Drop older rows once there are half as many again as needed: amortised constant time per position.
-
-        The rows move to the front of a buffer that ``room`` made, and nobody else has kept.
-        """
-        if self.buffer is None or self.held <= count + max(64, count // 2):
-            return
-        kept = self.buffer[:, self.held - count : self.held].clone()
-        if torch.is_grad_enabled() or _frozen(self.buffer) or self.buffer.shape[1] == self.held:
-            self.buffer = kept
-        else:
-            self.buffer[:, :count] = kept
-        self.forgotten = self.length - count
-
-    def changed(self, change: Callable[[Tensor], Tensor]) -> "Rows":
-        rows = self.get()
-        return Rows() if rows is None else Rows(change(rows), self.forgotten)
-
-
-def _frozen(buffer: Tensor) -> bool:
-    """Return True if in-place writes are forbidden.
-
-    That is so if it requires grad, or is an inference tensor outside inference mode.
-    """
-    return buffer.requires_grad or _only_for_inference(buffer)
-
-
-def _only_for_inference(x: Tensor) -> bool:
-    return not torch.compiler.is_compiling() and x.is_inference() and not torch.is_inference_mode_enabled()
 
 
 def require_kind(known: Tensor | None, new: Tensor) -> None:
@@ -179,7 +106,7 @@ class DecodingState:
     def get(self, name: str) -> Tensor | None:
         """For layers: return the tensor of fixed size with this name, None if there is none yet."""
         known = self._fixed.get(name)
-        return known.clone() if known is not None and _only_for_inference(known) else known
+        return known.clone() if known is not None and only_for_inference(known) else known
 
     def __setitem__(self, name: str, value: Tensor) -> None:
         """For layers: offer a tensor of fixed size."""
@@ -223,6 +150,7 @@ class DecodingState:
             needed = self.window - 1
         if needed is not None:
             self._needed[name] = needed
+            self._rows[name].kept = needed + self.rollback
         require_kind(self._rows[name].buffer, new)
         return self._rows[name]
 
@@ -256,10 +184,9 @@ class DecodingState:
         self._past = self.length + visibility.new
         self._fixed.update(self._offered)
         self._offered = {}
-        for name, rows in self._rows.items():
+        for rows in self._rows.values():
             rows.length = self.length
-            if name in self._needed:
-                rows.keep_last(self._needed[name] + self.rollback)
+            rows.drop_oldest()
 
     @torch.no_grad()
     def _keep_numbers(self, name: str, new: Tensor) -> None:
