@@ -3,13 +3,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 STAMP := $(VENV)/installed
+DEMO_STAMP := $(VENV)/installed-for-demo
 
 # Two processes of two threads each share two cores: a thread that waits must not spin.
 PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2
 
 .PHONY: demo check test test-all sanitize sanitize-threads lint clean
 
-demo: $(STAMP)
+# The demo needs a part of the packages only, unless everything is installed already.
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP))
 	$(BIN)/hypermlp demo
 
 # The two-minute tier for daily work: lint, types and the fastest nine tenths of the tests.
@@ -53,6 +55,13 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt torch
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $(STAMP)
+
+$(DEMO_STAMP): pyproject.toml constraints.txt
+	@echo "installing PyTorch, transformers and matplotlib into $(VENV): about 1.6 GB on the disk, a few minutes"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --progress-bar on -c constraints.txt torch
+	$(BIN)/pip install --progress-bar on -c constraints.txt -e '.[train,report]'
+	touch $(DEMO_STAMP)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis
