@@ -3,6 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 STAMP := $(VENV)/installed
+DEMO_STAMP := $(VENV)/installed-for-demo
 
 # Tools for releases and for the files of the repository, in an environment of their own.
 TOOLS := $(VENV)/tools
@@ -14,7 +15,8 @@ PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2
 
 .PHONY: demo check test test-all fuzz wheels check-files sanitize sanitize-threads lint clean
 
-demo: $(STAMP)
+# The demo needs a part of the packages only, unless everything is installed already.
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP))
 	$(BIN)/hypermlp demo
 
 # The two-minute tier for daily work: lint, types and the fastest nine tenths of the tests.
@@ -86,6 +88,13 @@ $(TOOLS_STAMP): constraints.txt
 	$(PYTHON) -m venv $(TOOLS)
 	$(TOOLS)/bin/pip install --quiet -c constraints.txt ziglang auditwheel check-jsonschema zizmor
 	touch $(TOOLS_STAMP)
+
+$(DEMO_STAMP): pyproject.toml constraints.txt
+	@echo "installing PyTorch, transformers and matplotlib into $(VENV): about 1.6 GB on the disk, a few minutes"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --progress-bar on -c constraints.txt torch
+	$(BIN)/pip install --progress-bar on -c constraints.txt -e '.[train,report]'
+	touch $(DEMO_STAMP)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis

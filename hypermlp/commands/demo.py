@@ -8,22 +8,28 @@ from rich.console import Console
 
 from hypermlp.commands.shared import Args, Argument, command
 from hypermlp.demo import run
+from hypermlp.demo.picture import draw
 from hypermlp.errors import UserError
 from hypermlp.ops import available_backends
 
 
 @command(
     Argument(
-        "--out", metavar="FOLDER", help="folder of the language model's run (default: a new temporary folder)"
+        "--out",
+        metavar="FOLDER",
+        help="folder of the two runs and the picture (default: a new temporary folder)",
     ),
 )
 def main(args: Args) -> None:
     console, began = Console(), time.monotonic()
-    console.print("[bold]hypermlp demo[/bold]: about three minutes on two cores; nothing is downloaded")
+    console.print("[bold]hypermlp demo[/bold]: about five minutes on two cores; nothing is downloaded")
     console.print(f"operator backends: {', '.join(available_backends())}\n")
     folder = Path(args.out or tempfile.mkdtemp(prefix="hypermlp-demo-"))
-    expectations = run.show_recall(console) + run.show_language(console, folder)
+    recall, language = run.show_recall(console), run.show_language(console, folder)
+    expectations = recall.expectations + language.expectations
     print(run.results(expectations).terminal())
+    picture = draw(folder / "demo.png", recall.curves, language.curves)
+    console.print(f"the learning curves: {picture}")
     console.print(f"{time.monotonic() - began:.0f} s in all")
     failed = sum(not each.holds for each in expectations)
     if failed:

@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
+import sys
+import time
 
 from hypermlp.commands.shared import PRINT_JSON, SET, VOCAB, Args, Argument, command
-from hypermlp.costs.plan import GPUS, TEMPLATE, make_plan, plan_table, recipe_of, usual_nodes
+from hypermlp.costs.plan import FLOAT32_PARTS, GPUS, TEMPLATE, make_plan, plan_table, recipe_of, usual_nodes
 from hypermlp.errors import UserError
 
 
@@ -24,6 +26,12 @@ from hypermlp.errors import UserError
         type=float,
         default=0.3,
         help="fraction of the GPU's peak FLOP/s that is reached (default: 0.3, a guess)",
+    ),
+    Argument(
+        "--backend",
+        default="blocked",
+        choices=sorted(FLOAT32_PARTS),
+        help="the operator's backend, which decides what is multiplied in float32 (default: blocked)",
     ),
     VOCAB,
     PRINT_JSON,
@@ -45,6 +53,8 @@ def main(args: Args) -> None:
         count=args.count,
         nodes=nodes,
         utilisation=args.utilisation,
+        backend=args.backend,
+        on_progress=Progress(),
     )
     if args.json:
         derived = {name: getattr(plan, name) for name in ("step_seconds", "seconds", "fits", "limit")}
@@ -52,3 +62,18 @@ def main(args: Args) -> None:
         return
     print(f"{recipe.name} on {args.count} x {args.gpu} in {nodes} {'node' if nodes == 1 else 'nodes'}\n")
     print(plan_table(plan, recipe, args.count, gpu, args.utilisation).markdown())
+
+
+class Progress:
+    """Print to standard error how far the plan is: on a terminal in one line, elsewhere every ten seconds."""
+
+    def __init__(self) -> None:
+        self.next = time.monotonic() + 1  # a short plan needs no lines
+
+    def __call__(self, done: float) -> None:
+        if time.monotonic() < self.next and done < 1:
+            return
+        terminal = sys.stderr.isatty()
+        self.next = time.monotonic() + (0.2 if terminal else 10)
+        text = f"tracing a training step without its memory: {done:.0%}"
+        print(f"\r{text}" if terminal else text, end="" if terminal and done < 1 else "\n", file=sys.stderr)

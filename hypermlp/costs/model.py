@@ -171,11 +171,17 @@ class LiveBytes(TorchDispatchMode):
         self.live -= size
 
 
-def step_bytes(recipe: Recipe, config: HyperMLPConfig, accumulation: int, device: str = "cuda") -> int:
+def step_bytes(
+    recipe: Recipe,
+    config: HyperMLPConfig,
+    accumulation: int,
+    device: str = "cuda",
+    on_progress: Callable[[float], None] | None = None,
+) -> int:
     """Return the most bytes that a training step holds at once besides weights and optimizer.
 
     These are activations, gradients, and buffers. The model runs forward and backward on fake tensors, which
-    have no values, in the PyTorch backend.
+    have no values, in the PyTorch backend. ``on_progress`` is called with the fraction of the blocks done.
     """
     lower = recipe.training.precision == "bfloat16"
     with FakeTensorMode(), use_backend("blocked"), torch.autocast("cpu", torch.bfloat16, enabled=lower):
@@ -184,8 +190,27 @@ def step_bytes(recipe: Recipe, config: HyperMLPConfig, accumulation: int, device
             model.gradient_checkpointing_enable()
         tokens = torch.zeros(recipe.training.micro_batch, recipe.data.context, dtype=torch.int64)
         packed = {"document_ids": tokens} if recipe.data.packing == "documents" else {}
+        if on_progress is not None:
+            _report_blocks(model, min(accumulation, 2), on_progress)
         with LiveBytes(model.parameters(), device) as live:
             for _ in range(min(accumulation, 2)):  # the second micro-batch starts with all gradients present
                 targets = {"labels": tokens, "shift_labels": tokens, "skip_logits": True}
                 model(tokens, **targets, **packed, use_cache=False).loss.backward()
     return live.peak
+
+
+def _report_blocks(
+    model: HyperMLPForCausalLM, micro_batches: int, on_progress: Callable[[float], None]
+) -> None:
+    """Call ``on_progress`` after every block's forward and backward pass."""
+    done, blocks = 0, list(model.model.layers)
+
+    def report(*_arguments: Any) -> None:
+        nonlocal done
+        done += 1
+        on_progress(min(1.0, done / (2 * micro_batches * len(blocks))))
+
+    for block in blocks:
+        block.register_forward_hook(report)
+        # The gradient of the input's norm comes last in a block's backward pass.
+        block.mixer_norm.weight.register_post_accumulate_grad_hook(report)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +34,8 @@ class Gpu(NamedTuple):
 
     flops: float
     """Dense bfloat16 FLOPs per second."""
+    float32: float
+    """float32 FLOPs per second, without tensor cores."""
     memory: int
     """Memory in GiB."""
     link: float
@@ -43,11 +45,17 @@ class Gpu(NamedTuple):
 
 
 GPUS = {
-    "a100": Gpu(312e12, 80, 300e9, 25e9),
-    "h100": Gpu(989e12, 80, 450e9, 50e9),
-    "h200": Gpu(989e12, 141, 450e9, 50e9),
-    "l40s": Gpu(362e12, 48, 32e9, 25e9),
-    "b200": Gpu(2250e12, 180, 900e9, 50e9),
+    "a100": Gpu(312e12, 19.5e12, 80, 300e9, 25e9),
+    "h100": Gpu(989e12, 67e12, 80, 450e9, 50e9),
+    "h200": Gpu(989e12, 67e12, 141, 450e9, 50e9),
+    "l40s": Gpu(362e12, 91.6e12, 48, 32e9, 25e9),
+    "b200": Gpu(2250e12, 80e12, 180, 900e9, 50e9),
+}
+
+
+FLOAT32_PARTS = {  # parts of the operator that a backend multiplies in float32, in bfloat16 training too
+    "blocked": ("mix1", "mix2"),
+    "triton": ("scores", "mix1", "mix2", "readout"),
 }
 
 
@@ -75,6 +83,8 @@ class Plan:
     accumulation: int
     arithmetic_seconds: float
     """Time of a step's FLOPs at the assumed utilisation."""
+    float32_share: float
+    """Fraction of the FLOPs that are float32 products."""
     communication_seconds: float
     """Time of a step's communication."""
     decode_bytes_per_token: int
@@ -110,11 +120,20 @@ class Plan:
 
 
 def make_plan(
-    recipe: Recipe, *, vocab_size: int, gpu: Gpu, count: int, nodes: int, utilisation: float
+    recipe: Recipe,
+    *,
+    vocab_size: int,
+    gpu: Gpu,
+    count: int,
+    nodes: int,
+    utilisation: float,
+    backend: str = "blocked",
+    on_progress: Callable[[float], None] | None = None,
 ) -> Plan:
     """Return the plan of a recipe on ``count`` GPUs in ``nodes`` machines.
 
-    ``vocab_size`` is the tokenizer's size, ``utilisation`` the fraction of the GPU's peak that is reached.
+    ``vocab_size`` is the tokenizer's size, ``utilisation`` the fraction of the GPU's peak that is reached,
+    ``backend`` a key of FLOAT32_PARTS. ``on_progress`` is called with the finished fraction of the work.
     """
     config, recipe = recipe.model_config(vocab_size), even(recipe, count)
     training, context = recipe.training, recipe.data.context
@@ -122,19 +141,26 @@ def make_plan(
     accumulation = recipe.accumulation(count)
     forward, parts = forward_flops_per_token(config, context), model_flops_table(config, context)
     # The backward pass costs two forward passes, recomputing blocks another one.
-    training_flops = (4 if training.gradient_checkpointing else 3) * forward
+    passes = 4 if training.gradient_checkpointing else 3
+    training_flops = passes * forward
+    slow = sum(flops for part, flops in parts.items() if in_float32(part, recipe, backend))
+    fast = sum(parts.values()) - slow
+    # Seconds of a token on one GPU at its peak.
+    token = passes * (fast / gpu.flops + slow / gpu.float32) / context
     held, gradients = (WEIGHT_BYTES + OPTIMIZER_BYTES) * parameters, GRADIENT_BYTES * parameters
     # Every GPU but one passes on what it has; a ring sums gradients in two rounds.
     sent = 2 * gradients * (count - 1) / count
     if training.sharding:
         gathered = 2 * WEIGHT_BYTES * largest_layer(config)  # the current block and the next one
         # 2 micro-batches: all gradients are present, of which each GPU keeps its shard.
-        in_step = step_bytes(recipe, config, 2) - gradients + gradients // count + gathered
+        in_step = (
+            step_bytes(recipe, config, 2, on_progress=on_progress) - gradients + gradients // count + gathered
+        )
         held //= count
         # For every micro-batch, weights are gathered for both passes, and gradients scattered.
         sent *= 3 / 2 * accumulation
     else:
-        in_step = step_bytes(recipe, config, accumulation)
+        in_step = step_bytes(recipe, config, accumulation, on_progress=on_progress)
     return Plan(
         parameters=parameters,
         softmax_parameters=model_parameters(softmax),
@@ -149,11 +175,19 @@ def make_plan(
         steps=training.steps,
         micro_batch=training.micro_batch,
         accumulation=accumulation,
-        arithmetic_seconds=training_flops * training.batch_tokens / (gpu.flops * count * utilisation),
+        arithmetic_seconds=token * training.batch_tokens / (count * utilisation),
+        float32_share=slow / (slow + fast),
         communication_seconds=sent / (gpu.network if nodes > 1 else gpu.link),
         decode_bytes_per_token=model_state_bytes(config, context, torch.bfloat16) // context,
         softmax_decode_bytes_per_token=model_state_bytes(softmax, context, torch.bfloat16) // context,
     )
+
+
+def in_float32(part: str, recipe: Recipe, backend: str) -> bool:
+    """Return whether the products of a part of the model, as in ``model_flops_table``, are float32."""
+    if recipe.training.precision == "float32":
+        return True
+    return part.removeprefix("mixer: ") in FLOAT32_PARTS[backend]
 
 
 def even(recipe: Recipe, count: int) -> Recipe:
@@ -213,7 +247,7 @@ def plan_table(plan: Plan, recipe: Recipe, count: int, gpu: Gpu, utilisation: fl
         "tokens": f"{plan.tokens / 1e9:.4g} B in {plan.steps:,} steps of {training.batch_tokens:,}",
         "a step": f"{gpus} x {batches} x {plan.micro_batch} sequences of {recipe.data.context}{uneven}",
         "arithmetic of a step": f"{_short(plan.arithmetic_seconds)} at {utilisation:.0%} "
-        f"of {gpu.flops / 1e12:,.0f} TFLOP/s",
+        f"of {_rates(plan, gpu)}",
         "communication of a step": f"{_short(plan.communication_seconds)}, overlapping with the arithmetic"
         if count > 1
         else "none",
@@ -223,6 +257,14 @@ def plan_table(plan: Plan, recipe: Recipe, count: int, gpu: Gpu, utilisation: fl
         f"in bfloat16; softmax attention {plan.softmax_decode_bytes_per_token / 1024:.4g} KiB",
     }
     return Table(["quantity", "value"], [list(row) for row in rows.items()], frozenset({"value"}))
+
+
+def _rates(plan: Plan, gpu: Gpu) -> str:
+    """Return the peak of the GPU for the products of a plan."""
+    bfloat16, float32 = (f"{rate / 1e12:,.4g} TFLOP/s" for rate in (gpu.flops, gpu.float32))
+    if plan.float32_share in (0, 1):
+        return f"{float32} in float32" if plan.float32_share else f"{bfloat16} in bfloat16"
+    return f"{bfloat16} in bfloat16, and {float32} for the {plan.float32_share:.1%} in float32"
 
 
 def _short(seconds: float) -> str:

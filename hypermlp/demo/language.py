@@ -9,7 +9,7 @@ from transformers import set_seed
 from hypermlp.errors import UserError
 from hypermlp.models import HyperMLPForCausalLM
 from hypermlp.models.loading import load
-from hypermlp.reporting.sources import read_run
+from hypermlp.reporting.sources import Curve, read_run
 from hypermlp.train.data import prepare
 from hypermlp.train.recipe import Recipe
 from hypermlp.train.run import build_model, train
@@ -32,13 +32,12 @@ def sample_untrained(recipe: Recipe) -> str:
     return sample(build_model(recipe, prepared, None).eval(), prepared.tokenizer)
 
 
-def learn(recipe: Recipe, folder: Path) -> tuple[HyperMLPForCausalLM, Any, float]:
-    """Train the recipe's model; return it with its tokenizer and its validation loss."""
+def learn(recipe: Recipe, folder: Path) -> tuple[HyperMLPForCausalLM, Any, Curve]:
+    """Train the recipe's model; return it with its tokenizer and its validation losses by step."""
     final = train(recipe, folder)
     if final == folder:
         raise UserError("the training was stopped")
-    _, loss = read_run(folder).validation[-1]
-    return *load(str(final)), loss
+    return *load(str(final)), read_run(folder).validation
 
 
 @torch.no_grad()

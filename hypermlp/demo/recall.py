@@ -25,6 +25,7 @@ class Racer:
         self.model = LanguageBackbone(self.label, vocab_size=16, max_length=128)
         # PyTorch's own initialisation: with the benchmark's smaller one, softmax attention takes much longer.
         self.model.embedding.reset_parameters()
+        self.curve: list[tuple[int, float]] = []
         self.optimizer = torch.optim.AdamW(self.model.parameters(), TRAINING.learning_rate, weight_decay=0.0)
 
     @property
@@ -39,6 +40,7 @@ class Racer:
     def evaluate(self, inputs: Tensor, targets: Tensor) -> None:
         """Measure the accuracy over the positions that have a target."""
         self.accuracy = evaluate(self.model, inputs, targets, self.step, TRAINING).micro
+        self.curve.append((self.step, self.accuracy))
 
 
 def racers(seed: int) -> list[Racer]:

@@ -10,10 +10,12 @@ from rich.text import Text
 
 from hypermlp.demo import language
 from hypermlp.demo.recall import EVALUATE_EVERY, race, racers
+from hypermlp.reporting.sources import Curve
 from hypermlp.reporting.table import Table
 from hypermlp.train.recipe import load_recipe
 
 SEED = 1
+RIVAL = ("model.mixer=S-p", "model.match_parameters=G-cg-q-12o")
 
 
 class Expectation(NamedTuple):
@@ -25,7 +27,14 @@ class Expectation(NamedTuple):
     holds: bool
 
 
-def show_recall(console: Console) -> list[Expectation]:
+class Shown(NamedTuple):
+    """What a part of the demonstration has shown: its results, and its learning curves by name."""
+
+    expectations: list[Expectation]
+    curves: dict[str, Curve]
+
+
+def show_recall(console: Console) -> Shown:
     """Race three mixers on in-context recall, with a live table of their accuracies."""
     console.rule("1. in-context recall")
     console.print("A sequence assigns values to keys. Then a key is given, and the model predicts its value.")
@@ -47,34 +56,42 @@ def show_recall(console: Console) -> list[Expectation]:
     glu, rope, plain = field
     reached = f"{rope.step} steps" if rope.solved else f"{rope.accuracy:.0%} after {rope.step} steps"
     in_time = glu.solved and glu.step <= 150
-    return [
+    expectations = [
         Expectation("HyperGLU recalls 99 %", "within 150 steps", f"{glu.step} steps", in_time),
         Expectation("softmax with RoPE", "1.5 times as many, or more", reached, rope.step >= 1.5 * glu.step),
         Expectation(
             "softmax without positions", "below 60 % by then", f"{plain.accuracy:.0%}", plain.accuracy < 0.6
         ),
     ]
+    return Shown(expectations, {racer.name: racer.curve for racer in field})
 
 
-def show_language(console: Console, folder: Path) -> list[Expectation]:
-    """Train a language model in ``folder``, show samples, and compare cached decoding with a full forward."""
+def show_language(console: Console, folder: Path) -> Shown:
+    """Train a language model and its softmax rival in ``folder``, show samples, and check the cache."""
     recipe = load_recipe("demo")
     console.rule("2. a language model on the source of Python's standard library")
     console.print(Panel(Text(language.sample_untrained(recipe)), title="before", width=100))
-    model, tokenizer, loss = language.learn(recipe, folder)
+    model, tokenizer, curve = language.learn(recipe, folder / "hyperglu")
     written = language.sample(model, tokenizer)
     console.print(Panel(Text(written), title="after", width=100))
-    console.print(f"to sample more: hypermlp sample {folder} 'import '\n")
+    console.print(f"to sample more: hypermlp sample {folder / 'hyperglu'} 'import '\n")
+    console.print("The same model with softmax attention (RoPE), and a wider MLP for as many parameters:")
+    rival = load_recipe("demo", ["name=demo-softmax", *RIVAL])
+    _, _, rival_curve = language.learn(rival, folder / "softmax")
+    console.print()
     console.rule("3. decoding with a cache")
     error = language.cache_error(model, tokenizer, written)
     console.print(
         f"The {len(written)} characters above, in one forward pass and token by token with the cache:"
     )
     console.print(f"log-probabilities differ by at most {error:.1e}.\n")
-    return [
+    loss, rival_loss = curve[-1][1], rival_curve[-1][1]
+    expectations = [
         Expectation("held-out loss, nats per byte", "below 2.0 (untrained 5.55)", f"{loss:.2f}", loss < 2.0),
+        Expectation("that of softmax attention", "higher", f"{rival_loss:.2f}", rival_loss > loss),
         Expectation("cached against full forward", "within 1e-3", f"{error:.1e}", error < 1e-3),
     ]
+    return Shown(expectations, {"HyperGLU": curve, "softmax with RoPE": rival_curve})
 
 
 def results(expectations: list[Expectation]) -> Table:

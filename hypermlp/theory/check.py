@@ -14,6 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
+from hypermlp.paper.statements import cite
+
 BASES = {"R": "HyperMLP", "G": "HyperGLU"}
 
 Measurement = Callable[[str], float]
@@ -25,7 +27,7 @@ class Check:
 
     statement: str
     where: str
-    """The places in the paper: environments and their labels."""
+    """The places in the paper: numbers and titles."""
     quantity: str
     """What is measured."""
     tolerance: float
@@ -83,7 +85,7 @@ def check(
     """Turn a measurement into a check.
 
     Args:
-        where: places in the paper, each an environment and its label.
+        where: places in the paper, each a kind and a label of ``STATEMENTS``.
         within: the measured number must not exceed this; or
         at_least: it must reach this.
         bases: the bases that the statement is about.
@@ -93,7 +95,7 @@ def check(
 
     def make(measure: Measurement) -> Check:
         statement, _, quantity = " ".join((measure.__doc__ or "").split()).partition(". Measured: ")
-        texts = (statement, ", ".join(where), quantity.removesuffix("."))
+        texts = (statement, "; ".join(map(cite, where)), quantity.removesuffix("."))
         return Check(*texts, tolerance, at_least is not None, measure, bases)
 
     return make

@@ -83,7 +83,7 @@ def shrinking_qk_pays_for_mixing(base: str) -> float:
     return provided(fits and no_more, bend(random_step(f"{base}-12o!", **shrunk)))
 
 
-@check(ADAPTERS, "equation eq:imp_lora_w2_delta", within=1e-9)
+@check(ADAPTERS, "Section sec:app:imp_lora_vo", within=1e-9)
 def an_adapter_adds_its_rank(base: str) -> float:
     """An adapter on V or O adds at most its rank in directions.
 
@@ -103,7 +103,7 @@ def an_adapter_adds_its_rank(base: str) -> float:
     return largest([excess("o_proj", full(base)), excess("v_proj", f"{base}-c-12o!")])
 
 
-@check(ADAPTERS, "equation eq:imp_gated_vo_measure", within=0)
+@check(ADAPTERS, "Section sec:app:imp_gated_vo", within=0)
 def an_output_gate_leaves_routing_alone(base: str) -> float:
     """A gate between V and O leaves routing alone.
 

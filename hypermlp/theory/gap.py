@@ -61,7 +61,7 @@ NORMAL = Example(a=[[1.0, 0.4]], b=[-0.3, 1.0], w=[[1.5, -0.7]])
 KNOTS = Example(a=[[1.0, 0.4], [-1.2, 0.2]], b=[-0.3, 1.0], w=[[2.0, -0.5], [-1.0, 1.5]])
 PLACES = torch.linspace(-2, 2, 9, dtype=torch.float64)
 GAP = "Proposition thm:app_strict_gap_summary"
-EXAMPLES = "appendix sec:app:examples"
+EXAMPLES = "Section sec:app:examples"
 
 
 @check(GAP, EXAMPLES, within=0)

@@ -93,16 +93,36 @@ def test_sharding_divides_the_state_and_more_gpus_the_arithmetic(plan):
     one, two = plan(), plan("training.sharding=true", "training.micro_batch=8", count=2)
     assert two.held_bytes == one.held_bytes // 2
     assert two.arithmetic_seconds == pytest.approx(one.arithmetic_seconds / 2)
-    assert one.arithmetic_seconds == pytest.approx(one.training_flops_per_token * 4096 / (0.5 * 989e12))
+    # The recipe demo trains in float32.
+    assert one.arithmetic_seconds == pytest.approx(one.training_flops_per_token * 4096 / (0.5 * 67e12))
     assert one.communication_seconds == 0
     assert one.steps * one.step_seconds == one.seconds
 
 
+def test_the_operator_is_planned_at_the_rate_of_its_backend():
+    recipe = load_recipe("demo", ["training.precision=bfloat16"])
+    given = {"vocab_size": 257, "gpu": GPUS["h100"], "count": 1, "nodes": 1, "utilisation": 1.0}
+    parts = model_flops_table(recipe.model_config(257), 256)
+    total, mixes = sum(parts.values()), parts["mixer: mix1"] + parts["mixer: mix2"]
+    core = mixes + parts["mixer: scores"] + parts["mixer: readout"]
+    for backend, slow in (("blocked", mixes), ("triton", core)):
+        seconds = make_plan(recipe, backend=backend, **given).arithmetic_seconds
+        assert seconds == pytest.approx(3 * 4096 / 256 * ((total - slow) / 989e12 + slow / 67e12))
+
+
+def test_progress_ends_with_the_whole():
+    seen = []
+    recipe = load_recipe("demo")
+    step_bytes(recipe, recipe.model_config(257), 2, on_progress=seen.append)
+    assert seen == sorted(seen)
+    assert len(seen) == 12  # three blocks, forward and backward, two micro-batches
+    assert seen[-1] == 1
+
+
 def test_what_limits(plan):
     assert plan().limit.startswith("arithmetic")
-    assert plan("training.micro_batch=8", count=2, nodes=2).limit.startswith("communication"), (
-        "a small model, and a network"
-    )
+    small = ["training.micro_batch=8", "training.precision=bfloat16"]
+    assert plan(*small, count=2, nodes=2).limit.startswith("communication"), "a small model, and a network"
     huge = ["model.hidden_size=16384", "model.num_hidden_layers=16", "training.gradient_checkpointing=true"]
     assert plan(*huge).limit.startswith("memory")
 

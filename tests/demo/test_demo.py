@@ -9,12 +9,13 @@ from hypermlp.demo.run import Expectation
 
 
 @pytest.mark.parametrize(("holds", "code"), [(True, 0), (False, 2)])
-def test_the_exit_code_tells_whether_all_expectations_hold(monkeypatch, capsys, holds, code):
-    monkeypatch.setattr(run, "show_recall", lambda console: [Expectation("recall", "much", "some", holds)])
-    monkeypatch.setattr(
-        run, "show_language", lambda console, folder: [Expectation("loss", "low", "low", True)]
-    )
-    assert main(["demo"]) == code
+def test_the_exit_code_tells_whether_all_expectations_hold(monkeypatch, capsys, tmp_path, holds, code):
+    recall = run.Shown([Expectation("recall", "much", "some", holds)], {"HyperGLU": [(10, 0.5), (20, 0.9)]})
+    losses = run.Shown([Expectation("loss", "low", "low", True)], {"HyperGLU": [(80, 3.0), (160, 2.0)]})
+    monkeypatch.setattr(run, "show_recall", lambda console: recall)
+    monkeypatch.setattr(run, "show_language", lambda console, folder: losses)
+    assert main(["demo", "--out", str(tmp_path)]) == code
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
     out = capsys.readouterr().out
     assert ("no" in out.split()) is not holds
 

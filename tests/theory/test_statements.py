@@ -1,12 +1,14 @@
 """Every statement holds; every check fails for a broken operator; every planted mistake is caught."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 from hypermlp.cli import main
+from hypermlp.paper.statements import cite
 from hypermlp.theory.objects import Step, random_layer, random_rows
 from hypermlp.theory.verify import CHECKS, INTRODUCTION
 from tests.theory.conftest import MISTAKES, NONSENSE, NOT_A_NUMBER
@@ -98,3 +100,9 @@ def test_the_document_is_up_to_date():
     for row, check in zip(rows, CHECKS, strict=True):
         quantity = check.quantity.replace("|", "\\|")
         assert row.startswith(f"| {check.statement} | {check.where} | {quantity} |")
+
+
+def test_statements_are_cited_by_number_and_title():
+    assert cite("Theorem thm:core_lag_layout (i)").startswith("Theorem 2.3 (i): Lag layout: extension")
+    for each in CHECKS:
+        assert not re.search(r"\b(thm|lem|prop|cor|rem|sec|eq):", each.where)
