@@ -91,10 +91,10 @@ _override = ""  # what "auto" stands for inside ``use_backend``; torch.compile g
 def available_backends() -> list[str]:
     """Return the names of the backends that can run on this machine, in the order in which "auto" tries them.
 
-    "native" has C++ kernels for the CPU (relu and glu) and needs a C++ compiler; the first call builds the
-    kernels, which takes seconds. "sdpa" is PyTorch's fused attention: softmax without mixes. "blocked" runs
-    anywhere, in memory linear in the length. "reference" is the definition: it runs anywhere, and is the only
-    one with second derivatives.
+    "native" has C++ kernels for the CPU (relu and glu). If the wheel has none, it needs a C++ compiler; the
+    first call builds the kernels, which takes seconds. "sdpa" is PyTorch's fused attention: softmax without
+    mixes. "blocked" runs anywhere, in memory linear in the length. "reference" is the definition: it runs
+    anywhere, and is the only one with second derivatives.
 
     Example::
 
