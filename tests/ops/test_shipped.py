@@ -126,11 +126,17 @@ def test_a_library_that_fails_is_replaced_by_a_build(installation, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The wheel for this machine."""
-    zig = shlex.split(os.environ.get("ZIG", ""))
-    if not zig or shutil.which(zig[0]) is None:
+def zig():
+    """The command of the cross-compiler."""
+    command = shlex.split(os.environ.get("ZIG", ""))
+    if not command or shutil.which(command[0]) is None:
         pytest.skip("zig is not installed; `make test-all` installs it")
+    return command
+
+
+@pytest.fixture(scope="module")
+def wheel(zig, tmp_path_factory):
+    """The wheel for this machine."""
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         pytest.skip("the wheel for this machine cannot be tried on another one")
     folder = tmp_path_factory.mktemp("wheel")
@@ -159,3 +165,17 @@ def test_an_installed_wheel_needs_no_compiler(wheel, tmp_path):
     for library in runnable:
         assert run("-c", ILLEGAL, HYPERMLP_ISA=library["instruction_set"]) == "raised\n"
     assert not list(tmp_path.rglob(".cache"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("driver", ["driver.cpp", "threads.cpp"])
+def test_the_kernels_for_aarch64_run_in_an_emulator(zig, driver, tmp_path):
+    emulator = shutil.which("qemu-aarch64")
+    if emulator is None:
+        pytest.skip("qemu is not installed: apt-get install --no-install-recommends qemu-user")
+    sources = [source for source in build.SOURCES.glob("*.cpp") if source.name != "ops.cpp"]
+    target = ["-target", "aarch64-linux-musl", "-static", "-mcpu=generic", "-pthread"]
+    files = [f"-I{build.SOURCES}", *map(str, (Path(__file__).with_name(driver), *sources))]
+    program = str(tmp_path / "program")
+    build.run([*zig, "c++", *target, *build.FLAGS, *files, "-o", program])
+    assert build.run([emulator, program]) == "ok\n"
