@@ -28,6 +28,8 @@ PASSED = (  # arguments of transformers that a model receives as keywords
     "return_dict",
     "num_items_in_batch",
     "shift_labels",
+    "tokenizer",  # generate passes these two on when it is given them, for stop strings
+    "assistant_tokenizer",
 )
 
 
