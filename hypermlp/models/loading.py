@@ -43,6 +43,26 @@ def problem(folder: Path) -> str | None:
     return None
 
 
+def changed_weights(folder: Path) -> str | None:
+    """Return the name of a file of weights that differs from the folder's seal; None without a seal.
+
+    The other files may be edited by hand, such as generation_config.json.
+    """
+    try:
+        sealed = dict(json.loads((folder / SEAL).read_text())["sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    weights = (name for name in sealed if Path(name).suffix == ".safetensors" and Path(name).name == name)
+    return next(
+        (
+            name
+            for name in weights
+            if (folder / name).is_file() and file_digest(folder / name) != sealed[name]
+        ),
+        None,
+    )
+
+
 def step_of(folder: Path) -> int:
     """Return the step in the name ``checkpoint-STEP``, or -1 for any other name."""
     step = folder.name.removeprefix("checkpoint-")
@@ -135,6 +155,12 @@ def load(name: str) -> tuple[HyperMLPForCausalLM, Any]:
         ) from error
     model: HyperMLPForCausalLM = loaded[0].eval()
     require_whole(name, model, loaded[1])
+    changed = changed_weights(folder)
+    if changed is not None:
+        raise UserError(
+            f"{folder / changed} is not what was saved: its checksum differs from {SEAL}. Restore the file, "
+            f"or take another checkpoint; if you changed it on purpose, remove {folder / SEAL}"
+        )
     for setting in ("num_beams", "num_return_sequences"):
         value = getattr(model.generation_config, setting, None)
         if value is not None and not (is_integer(value) and value > 0):
@@ -144,4 +170,10 @@ def load(name: str) -> tuple[HyperMLPForCausalLM, Any]:
             )
     if not (folder / "tokenizer_config.json").is_file():
         raise UserError(f"{folder} has no tokenizer; save one there with tokenizer.save_pretrained")
-    return model, AutoTokenizer.from_pretrained(folder)
+    try:
+        return model, AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # tokenizers raises plain Exception
+        raise UserError(
+            f"the tokenizer in {folder} cannot be loaded: {first_line(error)}; restore tokenizer.json and "
+            "tokenizer_config.json"
+        ) from error

@@ -278,7 +278,7 @@ def recipe_names() -> list[str]:
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe by its path or name. ``overrides`` are ``section.key=value``, with values in YAML."""
     path = find_recipe(name)
-    content = _yaml(path.read_text(), str(path))
+    content = _yaml(path.read_bytes(), str(path))
     require(
         str(path), content, isinstance(content, dict), "a mapping with the keys name, model, data, training"
     )
@@ -291,11 +291,14 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     return build(Recipe, content, "")
 
 
-def _yaml(text: str, source: str) -> Any:
+def _yaml(text: str | bytes, source: str) -> Any:
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"{source} is not YAML: {error}") from error
+    except (
+        yaml.YAMLError,
+        ValueError,
+    ) as error:  # ValueError: an impossible date, or bytes that are not UTF-8
+        raise UserError(f"{source} is not YAML: {' '.join(str(error).split())}") from error
 
 
 def _override(content: dict[str, Any], override: str) -> None:

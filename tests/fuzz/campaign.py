@@ -13,7 +13,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from fuzz.core import KEPT, TESTS, Case, Worker, draw_case, environment, shrink, write_finding
+from fuzz.core import (
+    KEPT,
+    TESTS,
+    Case,
+    Worker,
+    die_with_parent,
+    draw_case,
+    environment,
+    shrink,
+    write_finding,
+)
 from fuzz.parts import PARTS
 
 POLL = 0.25
@@ -155,6 +165,7 @@ def work(words: list[str]) -> int:
     import faulthandler
 
     faulthandler.enable()
+    die_with_parent()
     name, *numbers, folder, findings = words
     seed, first, stride, seconds, cases = (float(x) if "." in x else int(x) for x in numbers)
     part = PARTS[name](Path(folder))

@@ -4,10 +4,13 @@ A case is a small dict that JSON can hold. It is a pure function of (seed, part,
 case that ended its process is enough to draw it again.
 """
 
+import contextlib
+import ctypes
 import json
 import os
 import random
 import re
+import signal
 import time
 import traceback
 from collections import Counter
@@ -76,6 +79,12 @@ class Part:
 
 def draw_case(part: Part, seed: int, index: int) -> Case:
     return part.draw(random.Random(f"{seed} {part.name} {index}"))
+
+
+def die_with_parent() -> None:
+    """End this process when its parent ends, even if the parent was killed (on Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def failure(part: Part, case: Case) -> Finding | None:

@@ -17,7 +17,7 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
-from fuzz.core import environment
+from fuzz.core import die_with_parent, environment
 
 PRELOADED = [
     "hypermlp.cli", "hypermlp.train.run", "hypermlp.mad.training", "hypermlp.commands.sample",
@@ -78,6 +78,7 @@ def close() -> None:
 
 def serve() -> None:
     """Run commands that standard input names, one after another, each in a fork; print each status."""
+    die_with_parent()
     for name in PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -103,6 +104,7 @@ def _wait(child: int, seconds: float) -> int | None:
 
 def _child(words: list[str], folder: str) -> None:
     """Run a command and end the process with its status."""
+    die_with_parent()
     os.setsid()  # a group of its own, which can be ended as a whole
     for number, path in ((1, ".stdout"), (2, ".stderr")):
         file = os.open(Path(folder) / path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 from fuzz import isolated
-from fuzz.core import Case, Finding, Part, environment
+from fuzz.core import Case, Finding, Part, die_with_parent, environment
 from fuzz.fixtures import Fixtures
 
 PATHS = (
@@ -194,6 +194,7 @@ class Serving(Part):
                 stdin=subprocess.DEVNULL,
                 env=environment(),
                 start_new_session=True,
+                preexec_fn=die_with_parent,
             )
         good = request_bytes({"method": "POST", "path": "/v1/completions", "headers": [], "body": BODY})
         for _ in range(240):

@@ -130,3 +130,15 @@ def test_generation_ends_at_the_context(ids):
     assert out.shape[1] == context
     with pytest.raises(UserError, match="the prompt has 65 tokens, but the model's context is 64"):
         model.generate(ids.repeat(1, 10)[:, : context + 1], max_new_tokens=5, pad_token_id=0)
+
+
+def test_stop_strings_end_the_text():
+    """``generate`` passes the tokenizer, which stop strings need, on to the model."""
+    from hypermlp.train.tokenization import build_tokenizer
+
+    tokenizer = build_tokenizer("bytes", iter(()))
+    model = build(vocab_size=len(tokenizer))
+    ids = tokenizer("a b", return_tensors="pt", add_special_tokens=False)["input_ids"]
+    text = tokenizer.decode(generate(model, ids)[0, ids.shape[1] :])
+    stopped = generate(model, ids, tokenizer=tokenizer, stop_strings=[text[0]])
+    assert stopped.shape[1] == ids.shape[1] + 1

@@ -177,3 +177,12 @@ def test_parameters_are_matched_by_the_width_of_the_mlp(recipe_file, mixer):
 def test_parameters_that_cannot_be_matched(recipe_file, overrides, message):
     with pytest.raises(ValueError, match=message):
         load_recipe(str(recipe_file), overrides).model_config(257)
+
+
+@pytest.mark.parametrize("content", [b"\x9b\xff", b"name: [", b"name: 2001-99-99"], ids=str)
+def test_a_file_that_is_not_yaml_is_refused_in_one_line(tmp_path, content):
+    path = tmp_path / "wrong.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="wrong.yaml is not YAML: ") as refused:
+        load_recipe(str(path))
+    assert "\n" not in str(refused.value)

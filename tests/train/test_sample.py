@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 from transformers import pipeline
@@ -78,6 +79,8 @@ def damaged(run, tmp_path, file, content):
             "num_hidden_layers is 10{12}; it must be at most",
         ),
         ("config.json", {"hidden_size": "wide"}, "config.json is not the configuration of a model"),
+        ("tokenizer.json", {"padding": "x"}, "the tokenizer in .* cannot be loaded"),
+        ("tokenizer_config.json", b"{", "the tokenizer in .* cannot be loaded"),
         ("generation_config.json", {"num_beams": -3}, "generation_config.json cannot be used: .*num_beams"),
     ],
     ids=str,
@@ -89,6 +92,16 @@ def test_sample_names_the_damaged_file(run, tmp_path, capsys, file, content, mes
     said = capsys.readouterr().err.strip()
     assert re.search(message, said)
     assert re.match(r"hypermlp sample: .*damaged", said.splitlines()[-1])
+
+
+def test_sample_refuses_weights_that_differ_from_their_seal(run, tmp_path, capsys):
+    weights = bytearray((run / "final" / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    folder = damaged(run, tmp_path, "model.safetensors", bytes(weights))
+    assert main(["sample", folder, "x", "--tokens", "2"]) == 2
+    assert "model.safetensors is not what was saved" in capsys.readouterr().err
+    (Path(folder) / "complete.json").unlink()  # as after an edit on purpose
+    assert main(["sample", folder, "x", "--tokens", "2"]) == 0
 
 
 @pytest.mark.parametrize(
