@@ -95,10 +95,11 @@ def inner(
 
 @triton.jit(do_not_specialize=SIZES)
 def collect(
-    partial, total, length, num_splits, split_stride, partial_stride, matrix_stride, BLOCK: tl.constexpr
-):
+    partial, total, factor, length, num_splits, split_stride, partial_stride, matrix_stride,
+    SCALE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """``total[matrix] = sum over splits of partial[split, matrix]``, in a fixed order; ``length`` numbers
-    each."""
+    each. SCALE: times ``factor``, which lies like ``total``."""
     matrix = tl.program_id(1).to(tl.int64)
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < length
@@ -107,6 +108,8 @@ def collect(
     for _ in tl.range(0, num_splits):
         sums += tl.load(pointer, mask=mask, other=0.0)
         pointer += split_stride
+    if SCALE:
+        sums *= tl.load(factor + matrix * matrix_stride + index, mask=mask, other=0.0).to(sums.dtype)
     tl.store(total + matrix * matrix_stride + index, sums.to(total.dtype.element_ty), mask=mask)
 
 
