@@ -79,14 +79,9 @@ def conv_pair(
 
 
 def conv_pair_backward(
-    grad1: Tensor,
-    grad2: Tensor,
-    x: Tensor,
-    weight1: Tensor,
-    weight2: Tensor,
-    length: int,
+    grad1: Tensor, grad2: Tensor, x: Tensor, weight1: Tensor, weight2: Tensor, length: int,
     reach: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of x and both weights. One launch, and one for each weight's sum."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     batch, rows, width = x.shape

@@ -159,19 +159,20 @@ def activate(
         slot, exists, reached, offsets = tile_cells(
             row, live, count, origin, tile, shift, ld, STRIDE, LAG, BN
         )
-        h, _ = pre_activation(
-            base, offsets, exists, reached, slot, gated, diag1, right1, head, num_slots,
-            RANK1, R1, MIXED1, STRIDE, PRECISION, dtype,
-        )  # fmt: skip
-        squares += tl.sum(h * h, 1)
-        a = tl.where(h > 0, h, 0.0) * prescale[:, None]
+        a = prescale[:, None]
         if GLU:
             h_scale, _ = pre_activation(
                 base_scale, offsets, exists, reached, slot, gated_scale, diag1, right1, head + heads,
                 num_slots, RANK1, R1, MIXED1, STRIDE, PRECISION, dtype,
             )  # fmt: skip
             strength, _ = softplus(h_scale)
-            a *= strength
+            a = strength * a
+        h, _ = pre_activation(
+            base, offsets, exists, reached, slot, gated, diag1, right1, head, num_slots,
+            RANK1, R1, MIXED1, STRIDE, PRECISION, dtype,
+        )  # fmt: skip
+        squares += tl.sum(h * h, 1)
+        a = tl.where(h > 0, h, 0.0) * a
         store_tile(out, offsets, a, exists, reached, STRIDE)
         if MIXED2:
             rows = slot_rows(right2, head, slot, num_slots2, RANK2, R2, dtype)

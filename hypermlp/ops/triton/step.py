@@ -86,15 +86,8 @@ def step(
         "step_gates",
         (-(-widest // COLUMNS), batch),
         None,
-        logits=logits,
-        bias=gates[1],
-        q=q,
-        k=k,
-        v=v,
-        keys=keys,
-        values=values,
-        counter=counter,
-        rows=keys.shape[1],
+        **{"logits": logits, "bias": gates[1], "q": q, "k": k, "v": v},
+        **{"keys": keys, "values": values, "counter": counter, "rows": keys.shape[1]},
         **{name: y if y.numel() else None for name, y in zip(names, gated, strict=True)},
         **dict(zip(("QUERY", "OUTPUT", "MIX1", "MIX2"), sizes, strict=True)),
         KEY=k.shape[1],
@@ -122,4 +115,4 @@ def _product(a: Tensor, weight: Tensor) -> Tensor:
 
 
 def _mix(parameters: list[Any], gate: Tensor, batch: int, heads: int) -> Mix | None:
-    return None if parameters[0] is None else Mix(*parameters, gate.view(batch, 1, heads, -1))
+    return None if parameters[0] is None else Mix._make([*parameters, gate.view(batch, 1, heads, -1)])
