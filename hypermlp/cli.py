@@ -20,6 +20,10 @@ class Command(NamedTuple):
 COMMANDS = {
     "demo": Command("show in a few minutes what the package does", "hypermlp demo"),
     "info": Command("versions, device, backends, and why one is not available", "hypermlp info"),
+    "gpu-check": Command(
+        "check and time the Triton kernels on this GPU, and record it",
+        "hypermlp gpu-check --json gpu.json",
+    ),
     "build": Command("build the CPU kernels before their first use", "hypermlp build --force"),
     "train": Command(
         "train a language model from a recipe, or resume a run", "hypermlp train demo --set training.steps=50"

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from hypermlp.bench import commits, efficiency, lm, op
+from hypermlp.bench import commits, efficiency, gpu, lm, op
 from hypermlp.commands.shared import Args, Argument, command
 from hypermlp.evals.table import score_table
 from hypermlp.mad.protocol import grid_of, read_cell
@@ -102,6 +102,7 @@ KINDS = {
     "study-lm": Kind(
         "Language models of the design study", _study_table, group=_study_recipe, about=_study_about
     ),
+    "gpu-check": Kind("The Triton kernels on a GPU", _all_rows(gpu.table)),
     "bench-op": Kind("Operator and layer against softmax attention", _all_rows(op.table)),
     "bench-commits": Kind("The layer of two commits", _all_rows(commits.table)),
     "bench-lm": Kind("Training throughput", _all_rows(lm.throughput_table)),

@@ -26,6 +26,7 @@ from hypermlp.layers.registers import (
 from hypermlp.layers.rotary import rotate
 from hypermlp.layers.state import DecodingState, MixerState
 from hypermlp.layers.static_state import StaticState
+from hypermlp.layers.static_step import steps_in_triton, triton_step
 from hypermlp.layers.step import is_plain, native_step, steps_natively
 from hypermlp.layers.visibility import Visibility
 from hypermlp.ops.api import attend, attend_ring, causal_conv_pair
@@ -165,6 +166,8 @@ class Mixer(SequenceMixer):
             return native_step(self, x, state, visibility)
         if state is None and fuses(self, x):
             return fused_layer(self, x, visibility)
+        if isinstance(state, StaticState) and steps_in_triton(self, x, visibility):
+            return triton_step(self, x, state, visibility)
         registers = self._projected_registers()
         arguments, gates = self.project(x, state, visibility, registers)
         operator = partial(attend, backend=self.backend, window=visibility.window)

@@ -153,7 +153,8 @@ def raise_where(wrong: Tensor, what: str, allowed: str, values: Tensor) -> None:
     if isinstance(wrong, FakeTensor):  # has no contents
         return
     if wrong.device.type != "cpu":
-        torch._assert_async(~wrong.any(), f"{what}; allowed: {allowed}")  # no device synchronisation
+        right = ~wrong if wrong.numel() == 1 else ~wrong.any()
+        torch._assert_async(right, f"{what}; allowed: {allowed}")  # no device synchronisation
     elif wrong.any():
         place = tuple(wrong.nonzero()[0].tolist())
         raise UserError(

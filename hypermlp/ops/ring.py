@@ -83,7 +83,7 @@ def _triton_ring(*given: Any) -> Tensor:
     batch, queries = arguments.q.shape[:2]
     if queries > 1:  # a chunk of a prompt
         return attention(arguments, positions)
-    return decode(arguments, (positions + 1).expand(batch).contiguous())[0]
+    return decode(arguments, positions.expand(batch))[0]
 
 
 def _fake_ring(*given: Any) -> Tensor:
@@ -113,7 +113,7 @@ def ring_positions(past: Tensor, new: int, limit: int, advice: str) -> Tensor:
         limit: any number of positions if negative.
         advice: what the message tells the user to do.
     """
-    positions = past + torch.arange(new, device=past.device)
+    positions = past.view(1).clone() if new == 1 else past + torch.arange(new, device=past.device)
     if limit >= 0:
         raise_where(positions >= limit, "too many positions", f"positions below {limit}; {advice}", positions)
     return positions

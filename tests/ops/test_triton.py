@@ -16,7 +16,7 @@ import torch
 from hypermlp.ops import available_backends, hyper_attention
 from hypermlp.ops.arguments import Request
 from hypermlp.ops.dispatch import BACKENDS, choose_backend
-from hypermlp.ops.triton import plan, unavailable
+from hypermlp.ops.triton import plan, selfcheck, unavailable
 from hypermlp.testing import op_inputs
 
 HERE = Path(__file__).parent
@@ -62,6 +62,7 @@ def gpu(monkeypatch):
     """A machine with a GPU, as far as the choice of a backend can see."""
     monkeypatch.delenv("HYPERMLP_BACKEND", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(selfcheck, "distrusted", lambda: None)  # tests/ops/test_triton_selfcheck.py has it
 
 
 @needs_triton

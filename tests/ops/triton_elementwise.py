@@ -14,7 +14,7 @@ from hypermlp import Mixer
 from hypermlp.ops.api import causal_conv_pair
 from hypermlp.ops.gating import triton_gating
 from hypermlp.ops.triton import elementwise, interpreting
-from hypermlp.ops.triton.launch import empty
+from hypermlp.ops.triton.launch import empty, recording
 from hypermlp.testing import assert_close, assert_no_worse, randomise_
 
 GUARD, CANARY = 64, 12345.0
@@ -213,6 +213,26 @@ def test_decoding_with_a_state_of_fixed_size(label):
         state = layer.new_state(2, capacity=5)
         outs = [layer(part, state=state, starts=s) for part, s in split(x, starts, [3, 1, 1, 1, 1, 1, 1])]
     assert_close(torch.cat(outs, dim=1), expected, tolerance=1e-10)
+
+
+@pytest.mark.parametrize(("label", "rollback"), [("G-cg-q-12o", 0), ("R-c-1!", 5), ("R-12!", 0)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_fused_step(label, rollback, dtype):
+    """One operator for the step: the same as the whole sequence, with and without padding."""
+    layer = randomise_(Mixer.from_label(label, hidden_size=16, max_length=8, rank=2)).to(dtype)
+    x = torch.linspace(-3, 3, 2 * 6 * 16, dtype=torch.float64).view(2, 6, 16).sin().to(dtype)
+    for starts in (None, torch.tensor([0, 2])):
+        with torch.no_grad(), recording() as record:
+            layer.backend = "triton"
+            state = layer.new_state(2, capacity=8, rollback=rollback)
+            outs = [layer(x[:, :3], state=state, starts=starts)]
+            outs += [layer(x[:, i : i + 1], state=state) for i in range(3, 6)]
+            layer.backend = "reference"
+            expected = layer.to(torch.float64)(x.double(), starts=starts)
+            layer.to(dtype)
+        assert sum(one.name == "step_gates" for one in record.launches) == 3
+        tolerance = 1e-10 if dtype == torch.float64 else 0.03
+        assert_close(torch.cat(outs, dim=1), expected, tolerance=tolerance)
 
 
 def split(x, starts, sizes):

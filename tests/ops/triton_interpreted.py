@@ -18,7 +18,7 @@ from hypermlp.ops import hyper_attention
 from hypermlp.ops.arguments import Attention
 from hypermlp.ops.layout import row_starts
 from hypermlp.ops.reference import attention, trace
-from hypermlp.ops.triton import interpreting, launch
+from hypermlp.ops.triton import interpreting, launch, problem, selfcheck
 from hypermlp.ops.triton.decode import decode
 from hypermlp.testing import assert_close, assert_no_worse, op_inputs, relative_error
 
@@ -229,7 +229,7 @@ def test_buffers_begin_aligned():
 
 
 def test_a_cache_of_fixed_size():
-    """``ends`` says how many of the cache's keys exist; the others are never read."""
+    """``positions`` says how many of the cache's keys exist; the others are never read."""
     for layout, starts in (("lag", None), ("forward", torch.tensor([[2], [3]]))):
         case = Case(layout=layout, batch=2, queries=1, keys=150)
         inputs = case.inputs(torch.float32)
@@ -239,7 +239,7 @@ def test_a_cache_of_fixed_size():
             k[b, ends[b] :] = v[b, ends[b] :] = torch.nan
         arguments = Attention(inputs.q, k, v, *inputs[3:], starts, "glu", layout, 1e-12)
         with case.settings():
-            out, _ = decode(arguments, ends)
+            out, _ = decode(arguments, ends - 1)
         for b in range(2):
             one = slice(b, b + 1)
             mixes = [mix._replace(gate=mix.gate[one]) for mix in inputs[3:]]
@@ -325,6 +325,25 @@ def test_autocast_casts_data_and_keeps_parameters(dtype):
     assert out.dtype == dtype
     assert_close(out, expected, tolerance=8 * torch.finfo(dtype).eps)
     assert all(grad.dtype == torch.float32 for grad in grads)
+
+
+SMALL = {"queries": 5, "heads": 1, "qk_dim": 4, "vo_dim": 4, "rank": 3}
+
+
+@pytest.mark.slow
+def test_the_self_check_passes():
+    with Case().settings():
+        verdict = selfcheck.self_check("cpu", SMALL, seconds=600.0, store=False)
+    assert verdict[:2] == (True, "8 of 8 cases")
+
+
+def test_the_self_check_notices_a_mistake(monkeypatch):
+    """Partial sums that are never added up."""
+    monkeypatch.setattr(problem.Problem, "collect", lambda self, chunk, buffer, total: total.zero_())
+    with Case(programs=64).settings():
+        verdict = selfcheck.self_check("cpu", SMALL, seconds=600.0, store=False)
+    assert not verdict.passed
+    assert verdict.detail.startswith("glu, layout lag, all, training, bfloat16, output: relative error")
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Decoding: one query for each sequence, on the caches as they are, in four launches.
 
 Nothing is copied and nothing depends on the contents of a tensor, so a CUDA graph can capture a step.
-``ends`` serves caches of fixed size, in which the query's position is a number on the device.
+``positions`` serves caches of fixed size, in which the query's position is a number on the device.
 """
 
 from typing import Any
@@ -17,13 +17,16 @@ from hypermlp.ops.triton.saved import saved_size, saved_sums, score_dtype
 SPLITS = 16  # partial sums that are added at once
 
 
-def decode(arguments: Attention, ends: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def decode(
+    arguments: Attention, positions: Tensor | None = None, factor: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the output ``[B, 1, H, Dv]`` of one query and the sums that the backward pass needs.
 
     Args:
         arguments: with one query. k and v are read where they are, if their last dimension is contiguous.
-        ends: int64 ``[B]``, how many keys each sequence has; the query is the last of them. None for all.
-            Key j is in row ``j mod`` the number of rows. Rows that hold no key yet are not read.
+        positions: int64 ``[B]``, the position of each sequence's query; None for the last key. Key j is in
+            row ``j mod`` the number of rows. Rows that hold no key yet are not read.
+        factor: ``[B, H * Dv]``, multiplies the output; None for 1.
     """
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in arguments[:3])
     assert q.shape[1] == 1
@@ -43,12 +46,13 @@ def decode(arguments: Attention, ends: Tensor | None = None) -> tuple[Tensor, Te
     partial_out = scratch.get("partial output", (splits, batch * heads, channels), dtype)
     common: dict[str, Any] = {
         "starts": arguments.starts,
-        "ends": ends,
+        "positions": positions,
+        "position_stride": 0 if positions is None else positions.stride(0),
         "num_keys": num_keys,
         "capacity": num_keys,
         "tiles_per_split": per_split,
         "HAS_STARTS": arguments.starts is not None,
-        "HAS_ENDS": ends is not None,
+        "IN_RING": positions is not None,
         "BN": tiles.DECODE_KEYS,
     }
     layout = {"LAG": arguments.layout == "lag", "BD": tiles.DECODE_CHANNELS}
@@ -137,6 +141,8 @@ def decode(arguments: Attention, ends: Tensor | None = None) -> tuple[Tensor, Te
         None,
         partial=partial_out,
         total=out,
+        factor=factor,
+        SCALE=factor is not None,
         length=channels,
         num_splits=splits,
         split_stride=batch * heads * channels,

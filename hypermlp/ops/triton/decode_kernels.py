@@ -16,6 +16,7 @@ from hypermlp.ops.triton.rows import inverse_norm, slot_rows, slot_scale, softpl
 DECODE_SIZES = [
     "num_keys",
     "capacity",
+    "position_stride",
     "num_slots",
     "num_slots2",
     "tiles_per_split",
@@ -26,11 +27,13 @@ DECODE_SIZES = [
 
 
 @triton.jit
-def _query(starts, ends, item, num_keys, HAS_STARTS: tl.constexpr, HAS_ENDS: tl.constexpr):
+def _query(
+    starts, positions, position_stride, item, num_keys, HAS_STARTS: tl.constexpr, IN_RING: tl.constexpr
+):
     """Return position, first visible position and number of visible slots of a sequence's query."""
     position = num_keys - 1
-    if HAS_ENDS:
-        position = tl.load(ends + item).to(tl.int32) - 1
+    if IN_RING:
+        position = tl.load(positions + item * position_stride).to(tl.int32)
     start = position * 0
     if HAS_STARTS:
         start = tl.load(starts + item).to(tl.int32)
@@ -38,25 +41,19 @@ def _query(starts, ends, item, num_keys, HAS_STARTS: tl.constexpr, HAS_ENDS: tl.
 
 
 @triton.jit
-def _row(position, start, slot, num_keys, LAG: tl.constexpr, HAS_ENDS: tl.constexpr):
+def _row(position, start, slot, num_keys, LAG: tl.constexpr, IN_RING: tl.constexpr):
     """Return the row of the cache that holds a slot. A cache of fixed size is a ring."""
     key = position - slot if LAG else start + slot
-    if HAS_ENDS:
+    if IN_RING:
         key = key % num_keys  # of existing slots, which are not negative
     return key
 
 
 @triton.jit
 def _total(
-    partial,
-    matrix,
-    matrices,
-    num_splits,
-    WIDTH: tl.constexpr,
-    RANK: tl.constexpr,
-    R: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
+    partial, matrix, matrices, num_splits,
+    WIDTH: tl.constexpr, RANK: tl.constexpr, R: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
     """Return the inner products and the squares that all splits of a matrix add up to, ``[R]`` and ``[]``."""
     column, split = tl.arange(0, R), tl.arange(0, SPLITS)
     products = tl.zeros([SPLITS, R], dtype=partial.dtype.element_ty)
@@ -85,40 +82,18 @@ def _gates(gate, matrix, RANK: tl.constexpr, R: tl.constexpr, dtype: tl.constexp
 
 @triton.jit(do_not_specialize=DECODE_SIZES)
 def decode_scores(
-    q,
-    k,
-    parameter,
-    scores,
-    partial,
-    starts,
-    ends,
-    q_item,
-    q_head,
-    k_item,
-    k_key,
-    k_head,
-    num_keys,
-    capacity,
-    num_slots,
-    channels,
-    tiles_per_split,
-    matrices,
-    heads,
-    RANK: tl.constexpr,
-    R: tl.constexpr,
-    MIXED: tl.constexpr,
-    SUMS: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    HAS_ENDS: tl.constexpr,
-    LAG: tl.constexpr,
-    BN: tl.constexpr,
+    q, k, parameter, scores, partial, starts, positions, position_stride,
+    q_item, q_head, k_item, k_key, k_head,
+    num_keys, capacity, num_slots, channels, tiles_per_split, matrices, heads,
+    RANK: tl.constexpr, R: tl.constexpr, MIXED: tl.constexpr, SUMS: tl.constexpr,
+    HAS_STARTS: tl.constexpr, IN_RING: tl.constexpr, LAG: tl.constexpr, BN: tl.constexpr,
     BD: tl.constexpr,
-):
+):  # fmt: skip
     """scores = q Kᵀ in slot order; ``partial[split, matrix] = [scores · parameter, ‖scores‖²]``."""
     split, head, item = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     matrix = item * heads + head
     dtype: tl.constexpr = scores.dtype.element_ty
-    position, start, count = _query(starts, ends, item, num_keys, HAS_STARTS, HAS_ENDS)
+    position, start, count = _query(starts, positions, position_stride, item, num_keys, HAS_STARTS, IN_RING)
     query = q + item.to(tl.int64) * q_item + head * q_head
     key = k + item.to(tl.int64) * k_item + head * k_head
     products = tl.zeros([R], dtype=dtype)
@@ -127,7 +102,7 @@ def decode_scores(
     for tile in tl.range(split * tiles_per_split, last):
         slot = tile * BN + tl.arange(0, BN)
         exists = slot < count
-        place = _row(position, start, slot, num_keys, LAG, HAS_ENDS).to(tl.int64) * k_key
+        place = _row(position, start, slot, num_keys, LAG, IN_RING).to(tl.int64) * k_key
         z = tl.zeros([BN], dtype=dtype)
         for first in tl.range(0, channels, BD):
             channel = first + tl.arange(0, BD)
@@ -149,19 +124,9 @@ def decode_scores(
 
 @triton.jit
 def _mixed_scores(
-    scores,
-    slot,
-    exists,
-    gated,
-    diag,
-    right,
-    head,
-    num_slots,
-    RANK: tl.constexpr,
-    R: tl.constexpr,
-    MIXED: tl.constexpr,
-    dtype: tl.constexpr,
-):
+    scores, slot, exists, gated, diag, right, head, num_slots,
+    RANK: tl.constexpr, R: tl.constexpr, MIXED: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
     x = tl.load(scores + slot, mask=exists, other=0.0)
     if MIXED:
         rows = slot_rows(right, head, slot, num_slots, RANK, R, dtype)
@@ -172,38 +137,13 @@ def _mixed_scores(
 
 @triton.jit(do_not_specialize=DECODE_SIZES)
 def decode_activate(
-    scores,
-    weights,
-    partial1,
-    stats1,
-    gate1,
-    diag1,
-    right1,
-    right2,
-    partial2,
-    starts,
-    ends,
-    num_keys,
-    capacity,
-    num_slots,
-    num_slots2,
-    tiles_per_split,
-    num_splits,
-    matrices,
-    heads,
-    RANK1: tl.constexpr,
-    R1: tl.constexpr,
-    MIXED1: tl.constexpr,
-    RANK2: tl.constexpr,
-    R2: tl.constexpr,
-    MIXED2: tl.constexpr,
-    GLU: tl.constexpr,
-    SUMS: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    HAS_ENDS: tl.constexpr,
-    BN: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
+    scores, weights, partial1, stats1, gate1, diag1, right1, right2, partial2,
+    starts, positions, position_stride,
+    num_keys, capacity, num_slots, num_slots2, tiles_per_split, num_splits, matrices, heads,
+    RANK1: tl.constexpr, R1: tl.constexpr, MIXED1: tl.constexpr, RANK2: tl.constexpr, R2: tl.constexpr,
+    MIXED2: tl.constexpr, GLU: tl.constexpr, SUMS: tl.constexpr, HAS_STARTS: tl.constexpr,
+    IN_RING: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
     """weights = the activation before it is divided by rho;
     ``partial2[split, matrix] = [activation · right2, ‖h‖²]``. The first split saves the sums of the scores.
     """
@@ -213,7 +153,7 @@ def decode_activate(
     branch = item * heads * branches + head
     dtype: tl.constexpr = scores.dtype.element_ty
     width1: tl.constexpr = RANK1 + 1
-    _position, _start, count = _query(starts, ends, item, num_keys, HAS_STARTS, HAS_ENDS)
+    _position, _start, count = _query(starts, positions, position_stride, item, num_keys, HAS_STARTS, IN_RING)
     gated = tl.zeros([R1], dtype=dtype)
     gated_scale = gated
     if SUMS:
@@ -260,44 +200,19 @@ def decode_activate(
 
 @triton.jit(do_not_specialize=DECODE_SIZES)
 def decode_readout(
-    weights,
-    v,
-    partial2,
-    stats2,
-    gate2,
-    diag2,
-    left2,
-    partial_out,
-    starts,
-    ends,
-    v_item,
-    v_key,
-    v_head,
-    num_keys,
-    capacity,
-    num_slots2,
-    channels,
-    tiles_per_split,
-    num_splits,
-    matrices,
-    heads,
-    RANK: tl.constexpr,
-    R: tl.constexpr,
-    MIXED: tl.constexpr,
-    EPS: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    HAS_ENDS: tl.constexpr,
-    LAG: tl.constexpr,
-    BN: tl.constexpr,
-    BD: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
+    weights, v, partial2, stats2, gate2, diag2, left2, partial_out, starts, positions, position_stride,
+    v_item, v_key, v_head,
+    num_keys, capacity, num_slots2, channels, tiles_per_split, num_splits, matrices, heads,
+    RANK: tl.constexpr, R: tl.constexpr, MIXED: tl.constexpr, EPS: tl.constexpr,
+    HAS_STARTS: tl.constexpr, IN_RING: tl.constexpr, LAG: tl.constexpr, BN: tl.constexpr,
+    BD: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
     """``partial_out[split, matrix] = weights R(mix2)ᵀ V / rho`` over the keys of one split."""
     split, block, matrix = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     item, head = matrix // heads, matrix % heads
     dtype: tl.constexpr = weights.dtype.element_ty
     width: tl.constexpr = RANK + 1
-    position, start, count = _query(starts, ends, item, num_keys, HAS_STARTS, HAS_ENDS)
+    position, start, count = _query(starts, positions, position_stride, item, num_keys, HAS_STARTS, IN_RING)
     products, squares = _total(partial2, matrix, matrices, num_splits, width, RANK, R, SPLITS)
     if (split == 0) & (block == 0):
         _store_total(stats2, matrix, products, squares, width, RANK, R)
@@ -315,7 +230,7 @@ def decode_readout(
             weights + matrix.to(tl.int64) * capacity, slot, exists, gated, diag2, left2, head, num_slots2,
             RANK, R, MIXED, dtype,
         )  # fmt: skip
-        place = _row(position, start, slot, num_keys, LAG, HAS_ENDS).to(tl.int64) * v_key
+        place = _row(position, start, slot, num_keys, LAG, IN_RING).to(tl.int64) * v_key
         mask = exists[:, None] & (channel < channels)[None, :]
         x = tl.load(values + place[:, None] + channel[None, :], mask=mask, other=0.0).to(dtype)
         out += tl.sum(x * w[:, None], 0)

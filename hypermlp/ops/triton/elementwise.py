@@ -27,7 +27,8 @@ TILES_PER_PROGRAM = 8  # of the backward, whose programs each write a part of th
 GATE_ROWS, GATE_COLUMNS = 4, 256
 
 
-def _sum_type(dtype: torch.dtype) -> Any:
+def sum_type(dtype: torch.dtype) -> Any:
+    """Return Triton's type of sums."""
     return tl.float64 if dtype == torch.float64 else tl.float32
 
 
@@ -56,7 +57,7 @@ def _conv_arguments(x: Tensor, weight1: Tensor, weight2: Tensor, length: int, re
         "row_stride": x.stride(1),
         "TAPS": weight1.shape[1],
         "HAS_REACH": reach is not None,
-        "DTYPE": _sum_type(x.dtype),
+        "DTYPE": sum_type(x.dtype),
         "BM": POSITIONS,
         "BN": CHANNELS,
         "num_warps": WARPS,
@@ -78,14 +79,9 @@ def conv_pair(
 
 
 def conv_pair_backward(
-    grad1: Tensor,
-    grad2: Tensor,
-    x: Tensor,
-    weight1: Tensor,
-    weight2: Tensor,
-    length: int,
+    grad1: Tensor, grad2: Tensor, x: Tensor, weight1: Tensor, weight2: Tensor, length: int,
     reach: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of x and both weights. One launch, and one for each weight's sum."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     batch, rows, width = x.shape
@@ -174,7 +170,7 @@ def _gate_settings(logits: Tensor, sizes: list[int]) -> dict[str, Any]:
         "OUTPUT": sizes[1],
         "MIX1": sizes[2],
         "MIX2": sizes[3],
-        "DTYPE": _sum_type(logits.dtype),
+        "DTYPE": sum_type(logits.dtype),
         "BM": GATE_ROWS,
         "BN": GATE_COLUMNS,
         "num_warps": WARPS,
@@ -197,7 +193,7 @@ def product_grad(grad: Tensor, a: Tensor, b: Tensor) -> list[Tensor]:
         grad_a=outs[0],
         grad_b=outs[1],
         size=grad.numel(),
-        DTYPE=_sum_type(grad.dtype),
+        DTYPE=sum_type(grad.dtype),
         BN=block,
         num_warps=WARPS,
     )

@@ -19,23 +19,10 @@ def _exists(reach, item, position, length, lag, HAS_REACH: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "length"])
 def conv_forward(
-    x,
-    weight1,
-    weight2,
-    reach,
-    out1,
-    out2,
-    rows,
-    length,
-    width,
-    batch_stride,
-    row_stride,
-    TAPS: tl.constexpr,
-    HAS_REACH: tl.constexpr,
-    DTYPE: tl.constexpr,
-    BM: tl.constexpr,
+    x, weight1, weight2, reach, out1, out2, rows, length, width, batch_stride, row_stride,
+    TAPS: tl.constexpr, HAS_REACH: tl.constexpr, DTYPE: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr,
-):
+):  # fmt: skip
     """Both convolutions of a tile of positions and channels."""
     item = tl.program_id(2)
     position = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -59,27 +46,11 @@ def conv_forward(
 
 @triton.jit(do_not_specialize=["rows", "length"])
 def conv_backward(
-    grad1,
-    grad2,
-    x,
-    weight1,
-    weight2,
-    reach,
-    grad_x,
-    partial,
-    rows,
-    length,
-    width,
-    batch_stride,
+    grad1, grad2, x, weight1, weight2, reach, grad_x, partial, rows, length, width, batch_stride,
     row_stride,
-    TAPS: tl.constexpr,
-    PADDED_TAPS: tl.constexpr,
-    TILES: tl.constexpr,
-    HAS_REACH: tl.constexpr,
-    DTYPE: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-):
+    TAPS: tl.constexpr, PADDED_TAPS: tl.constexpr, TILES: tl.constexpr, HAS_REACH: tl.constexpr,
+    DTYPE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
     """The input's gradient at some tiles of rows, and their part of the weights' gradients.
 
     A row of x is a tap of the outputs at its own position and the next TAPS - 1 ones.
@@ -120,35 +91,24 @@ def conv_backward(
 
 
 @triton.jit
-def _sigmoid(x):
+def sigmoid(x):
     e = tl.exp(-tl.abs(x))
     return tl.where(x >= 0, 1.0, e) / (1.0 + e)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def gates_forward(
-    logits,
-    q,
-    gated_q,
-    output,
-    mix1,
-    mix2,
-    num_rows,
-    QUERY: tl.constexpr,
-    OUTPUT: tl.constexpr,
-    MIX1: tl.constexpr,
-    MIX2: tl.constexpr,
-    DTYPE: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-):
+    logits, q, gated_q, output, mix1, mix2, num_rows,
+    QUERY: tl.constexpr, OUTPUT: tl.constexpr, MIX1: tl.constexpr, MIX2: tl.constexpr,
+    DTYPE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
     """The sigmoid of a tile of logits, stored by gate; the first QUERY columns multiply q."""
     WIDTH: tl.constexpr = QUERY + OUTPUT + MIX1 + MIX2
     row = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * BN + tl.arange(0, BN))[None, :]
     live = row < num_rows
     values = tl.load(logits + row * WIDTH + column, mask=live & (column < WIDTH), other=0.0)
-    gate = _sigmoid(values.to(DTYPE))
+    gate = sigmoid(values.to(DTYPE))
     if QUERY > 0:
         mask = live & (column < QUERY)
         scaled = gate * tl.load(q + row * QUERY + column, mask=mask, other=0.0).to(DTYPE)
@@ -169,30 +129,17 @@ def gates_forward(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def gates_backward(
-    grad_q_gated,
-    grad_output,
-    grad_mix1,
-    grad_mix2,
-    logits,
-    q,
-    grad_logits,
-    grad_q,
-    num_rows,
-    QUERY: tl.constexpr,
-    OUTPUT: tl.constexpr,
-    MIX1: tl.constexpr,
-    MIX2: tl.constexpr,
-    DTYPE: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-):
+    grad_q_gated, grad_output, grad_mix1, grad_mix2, logits, q, grad_logits, grad_q, num_rows,
+    QUERY: tl.constexpr, OUTPUT: tl.constexpr, MIX1: tl.constexpr, MIX2: tl.constexpr,
+    DTYPE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
     """The gradients of a tile of logits, and of q."""
     WIDTH: tl.constexpr = QUERY + OUTPUT + MIX1 + MIX2
     row = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * BN + tl.arange(0, BN))[None, :]
     live = row < num_rows
     inside = live & (column < WIDTH)
-    gate = _sigmoid(tl.load(logits + row * WIDTH + column, mask=inside, other=0.0).to(DTYPE))
+    gate = sigmoid(tl.load(logits + row * WIDTH + column, mask=inside, other=0.0).to(DTYPE))
     grad = tl.zeros([BM, BN], DTYPE)
     if QUERY > 0:
         mask = live & (column < QUERY)

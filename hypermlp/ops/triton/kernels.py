@@ -95,10 +95,11 @@ def inner(
 
 @triton.jit(do_not_specialize=SIZES)
 def collect(
-    partial, total, length, num_splits, split_stride, partial_stride, matrix_stride, BLOCK: tl.constexpr
-):
+    partial, total, factor, length, num_splits, split_stride, partial_stride, matrix_stride,
+    SCALE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """``total[matrix] = sum over splits of partial[split, matrix]``, in a fixed order; ``length`` numbers
-    each."""
+    each. SCALE: times ``factor``, which lies like ``total``."""
     matrix = tl.program_id(1).to(tl.int64)
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < length
@@ -107,6 +108,8 @@ def collect(
     for _ in tl.range(0, num_splits):
         sums += tl.load(pointer, mask=mask, other=0.0)
         pointer += split_stride
+    if SCALE:
+        sums *= tl.load(factor + matrix * matrix_stride + index, mask=mask, other=0.0).to(sums.dtype)
     tl.store(total + matrix * matrix_stride + index, sums.to(total.dtype.element_ty), mask=mask)
 
 
@@ -156,19 +159,20 @@ def activate(
         slot, exists, reached, offsets = tile_cells(
             row, live, count, origin, tile, shift, ld, STRIDE, LAG, BN
         )
-        h, _ = pre_activation(
-            base, offsets, exists, reached, slot, gated, diag1, right1, head, num_slots,
-            RANK1, R1, MIXED1, STRIDE, PRECISION, dtype,
-        )  # fmt: skip
-        squares += tl.sum(h * h, 1)
-        a = tl.where(h > 0, h, 0.0) * prescale[:, None]
+        a = prescale[:, None]
         if GLU:
             h_scale, _ = pre_activation(
                 base_scale, offsets, exists, reached, slot, gated_scale, diag1, right1, head + heads,
                 num_slots, RANK1, R1, MIXED1, STRIDE, PRECISION, dtype,
             )  # fmt: skip
             strength, _ = softplus(h_scale)
-            a *= strength
+            a = strength * a
+        h, _ = pre_activation(
+            base, offsets, exists, reached, slot, gated, diag1, right1, head, num_slots,
+            RANK1, R1, MIXED1, STRIDE, PRECISION, dtype,
+        )  # fmt: skip
+        squares += tl.sum(h * h, 1)
+        a = tl.where(h > 0, h, 0.0) * a
         store_tile(out, offsets, a, exists, reached, STRIDE)
         if MIXED2:
             rows = slot_rows(right2, head, slot, num_slots2, RANK2, R2, dtype)

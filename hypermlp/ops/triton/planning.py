@@ -128,3 +128,25 @@ class _Others(TorchDispatchMode):
         name = func.name().removeprefix("aten::")
         self.count += not func.is_view and not name.startswith(NO_LAUNCH)
         return func(*args, **(kwargs or {}))
+
+
+SHAPES = ((8, 1024, 768), (1, 8192, 768), (4, 2048, 1024), (1, 8192, 1024), (1, 8192, 2048))
+"""Batch, length and hidden size of the table in docs/gpu.md."""
+
+
+def shapes_table() -> str:
+    """Return launches, programs and scratch of HyperGLU in bfloat16 at SHAPES, as Markdown."""
+    lines = ["| B, T, D | pass | launches | fewest and most programs of a kernel | scratch, MiB |"]
+    lines.append("| --- | --- | ---: | --- | ---: |")
+    for batch, length, hidden in SHAPES:
+        planned = plan(batch=batch, queries=length, qk_dim=hidden // 16, vo_dim=hidden // 2)
+        for name, one in zip(planned._fields, planned, strict=True):
+            most = one.summary()["most_programs"].values()
+            programs = f"{min(most):,} and {max(most):,}"
+            size = f"{one.scratch_bytes / 2**20:.1f}"
+            lines.append(f"| {batch}, {length}, {hidden} | {name} | {one.total} | {programs} | {size} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(shapes_table())

@@ -97,6 +97,8 @@ class Problem:
             None,
             partial=buffer,
             total=total[:, chunk.queries],
+            factor=None,
+            SCALE=False,
             length=size,
             num_splits=splits,
             split_stride=matrices * size,

@@ -194,10 +194,13 @@ def _operator_case(
         results = []
         for backend in ("triton", "reference"):
             tensors = [x.to(device, dtype).requires_grad_() for x in given]
+            q, k, v = tensors[:3]
             out = hyper_attention(
-                *tensors[:3],
-                Mix(*tensors[3:7]),
-                Mix(*tensors[7:]),
+                q,
+                k,
+                v,
+                Mix._make(tensors[3:7]),
+                Mix._make(tensors[7:]),
                 activation=activation,
                 layout=layout,
                 starts=None if starts is None else starts.to(device),
@@ -218,7 +221,8 @@ def _convolution_case(device: str) -> Iterator[tuple[str, Tensor, Tensor]]:
     results = []
     for backend in ("triton", "reference"):
         tensors = [x.to(device).requires_grad_() for x in given]
-        outs = causal_conv_pair(*tensors, 30, backend=backend)
+        x, weight1, weight2 = tensors
+        outs = causal_conv_pair(x, weight1, weight2, 30, backend=backend)
         results.append([*outs, *torch.autograd.grad(outs[0].sin().sum() + outs[1].cos().sum(), tensors)])
     yield from zip(("keys", "values", "x", "weight1", "weight2"), *results, strict=True)
 
@@ -236,7 +240,8 @@ def _gates_case(device: str) -> Iterator[tuple[str, Tensor, Tensor]]:
     results = []
     for compute in (triton_gating.gate_queries, plain):
         tensors = [x.to(device).requires_grad_() for x in given]
-        outs = compute(*tensors, sizes)
+        logits, q = tensors
+        outs = compute(logits, q, sizes)
         total = torch.stack([out.sin().sum() for out in outs]).sum()
         results.append([*outs, *torch.autograd.grad(total, tensors)])
     yield from zip(("q", "output", "mix1", "mix2", "logits", "grad q"), *results, strict=True)
@@ -247,7 +252,7 @@ def _recorded_now() -> bool:
     guards: Any = sys.modules.get("torch._guards")
     return bool(
         torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
+        or torch.jit.is_tracing()  # type: ignore[attr-defined]
         or (guards is not None and guards.TracingContext.try_get() is not None)
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None

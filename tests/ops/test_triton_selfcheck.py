@@ -1,0 +1,158 @@
+"""The self-check of the Triton kernels: when it runs, who decides, and what follows, with a fake GPU."""
+
+import json
+import warnings
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from hypermlp.commands import info
+from hypermlp.ops import dispatch
+from hypermlp.ops.arguments import Request
+from hypermlp.ops.dispatch import BACKENDS, choose_backend
+from hypermlp.ops.triton import selfcheck
+from hypermlp.ops.triton.selfcheck import Verdict
+
+pytest.importorskip("triton")
+ON_GPU = Request("attention", "cuda", torch.bfloat16, "glu", mixed=True, needs_grad=True)
+PASSED, FAILED = Verdict(True, "8 of 8 cases", 9.0), Verdict(False, "gates, float32, q: error 1", 2.0)
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path):
+    """A machine with a GPU, as far as the choice of a backend can see; counts the checks."""
+    monkeypatch.delenv("HYPERMLP_BACKEND", raising=False)
+    monkeypatch.setenv("HYPERMLP_CACHE", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Fake GPU")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(selfcheck, "_known", {})
+    dispatch._warn_once.cache_clear()
+
+    class Gpu:
+        verdict, runs = PASSED, 0
+
+        def failure(self, case, device):
+            self.runs += 1
+            return "" if self.verdict.passed else self.verdict.detail
+
+    gpu = Gpu()
+    monkeypatch.setattr(selfcheck, "failure", gpu.failure)
+    return gpu
+
+
+def test_it_runs_once_and_is_announced(gpu, capsys, monkeypatch):
+    assert selfcheck.outcome() == "not run yet"
+    for _ in range(2):
+        assert choose_backend("auto", ON_GPU).name == "triton"
+    assert gpu.runs == len(selfcheck.cases())
+    assert "checking the Triton kernels on Fake GPU, once, up to 30 s" in capsys.readouterr().err
+    monkeypatch.setattr(selfcheck, "_known", {})  # as in a new process
+    assert choose_backend("auto", ON_GPU).name == "triton"
+    assert gpu.runs == len(selfcheck.cases())
+    assert selfcheck.outcome() == "passed: 8 of 8 cases"
+    assert info.gather()["triton self-check"] == "passed: 8 of 8 cases"
+
+
+def test_it_fails_with_one_warning(gpu):
+    gpu.verdict = FAILED
+    with pytest.warns(UserWarning, match="on Fake GPU failed .gates, float32, q: error 1."):
+        assert choose_backend("auto", ON_GPU).name == "blocked"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert choose_backend("auto", ON_GPU._replace(dtype=torch.float32)).name == "blocked"
+    assert choose_backend("triton", ON_GPU).name == "triton"  # asked for by name
+    assert selfcheck.outcome().startswith("failed: gates")
+
+
+@pytest.mark.parametrize("fact", ["device", "driver", "torch", "triton", "sources"])
+def test_the_verdict_holds_for_this_machine_only(gpu, monkeypatch, fact):
+    selfcheck.self_check()
+    right = selfcheck.facts()
+    assert selfcheck._stored() is not None
+    monkeypatch.setattr(selfcheck, "facts", lambda: right | {fact: "another"})
+    assert selfcheck._stored() is None
+
+
+def test_a_damaged_verdict_is_no_verdict(gpu):
+    selfcheck.self_check()
+    selfcheck._path().write_text("{}")
+    assert selfcheck._stored() is None
+
+
+def test_it_does_not_run_while_a_graph_is_captured(gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.warns(UserWarning, match="have not been checked on this GPU yet.*call the layer once"):
+        assert choose_backend("auto", ON_GPU).name == "blocked"
+    assert gpu.runs == 0
+    selfcheck._known[selfcheck._key()] = PASSED  # a known verdict holds
+    assert choose_backend("auto", ON_GPU).name == "triton"
+
+
+def test_tracing_is_noticed():
+    seen = []
+
+    def probe():
+        seen.append(selfcheck._recorded_now())
+        return 1
+
+    probe._dynamo_marked_constant = True
+    probe()
+    torch.compile(lambda x: x + probe(), backend="eager")(torch.ones(2))
+    with torch._subclasses.FakeTensorMode():
+        probe()
+    assert seen == [False, True, True]
+
+
+def test_time_runs_out(gpu):
+    verdict = selfcheck.self_check(seconds=-1.0)
+    assert verdict == (True, "0 of 8 cases", verdict.seconds)
+
+
+def test_one_verdict_for_all_processes(gpu):
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        assert selfcheck._shared(lambda: FAILED) == FAILED
+        assert selfcheck._shared(lambda: PASSED) == FAILED  # as a second process would get it
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_process_that_never_answers(gpu, monkeypatch):
+    store = HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    monkeypatch.setattr(selfcheck, "WAIT", 0.1)
+    try:
+        torch.distributed.distributed_c10d._get_default_store().add("hypermlp/triton-check", 1)
+        assert not selfcheck._shared(lambda: PASSED).passed
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_verdict_that_cannot_be_kept_still_holds(gpu, monkeypatch, tmp_path):
+    (tmp_path / "checks").write_text("in the way")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert choose_backend("auto", ON_GPU).name == "triton"
+
+
+def test_an_exception_is_a_failure():
+    def run(device):
+        raise RuntimeError("no such instruction\nmore")
+        yield
+
+    case = selfcheck.Case("a case", run, 1.0)
+    assert selfcheck.failure(case, "cpu") == "a case: RuntimeError: no such instruction"
+    good, bad = torch.ones(3), torch.tensor([1.0, torch.nan, 1.0])
+    assert "relative error nan" in selfcheck.failure(
+        case._replace(run=lambda device: iter([("q", bad, good)])), "cpu"
+    )
+
+
+def test_the_record_is_json(gpu):
+    selfcheck.self_check()
+    content = json.loads(selfcheck._path().read_text())
+    assert content["passed"] is True
+    assert content["device"] == "Fake GPU"
+    assert BACKENDS["triton"].distrusted() is None
