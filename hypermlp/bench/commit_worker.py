@@ -16,38 +16,40 @@ import torch
 import hypermlp
 from hypermlp import Mixer
 
-TOKENS = 8  # that one timing decodes
+TOKENS = 20  # that one timing decodes, always after the same positions
 
 
-def works(
-    label: str, batch: int, length: int, hidden: int, threads: int, rounds: int
-) -> dict[str, Callable[[], object]]:
+def works(label: str, batch: int, length: int, hidden: int, threads: int) -> dict[str, Callable[[], object]]:
     """Return what is timed, by name."""
     torch.manual_seed(0)
     torch.set_num_threads(threads)
-    room = TOKENS * (rounds + 4)
-    layer, longer = (
-        Mixer.from_label(label, hidden_size=hidden, max_length=n) for n in (length, length + room)
-    )
+    layer = Mixer.from_label(label, hidden_size=hidden, max_length=length)
     x = torch.randn(batch, length, hidden, requires_grad=True)
     leaves, grad = [x, *layer.parameters()], torch.randn(batch, length, hidden)
-    state = longer.new_state(batch)
-    with torch.no_grad():
-        longer(x, state=state)
+
+    def decoding(dtype: torch.dtype) -> Callable[[], None]:
+        longer = Mixer.from_label(label, hidden_size=hidden, max_length=length + TOKENS).to(dtype)
+        state, prompt = longer.new_state(batch), x.detach().to(dtype)
+        with torch.no_grad():
+            longer(prompt, state=state)
+
+        def decode() -> None:
+            state.crop(length)
+            with torch.no_grad():
+                for _ in range(TOKENS):
+                    longer(prompt[:, -1:], state=state)
+
+        return decode
 
     def forward() -> None:
         with torch.no_grad():
             layer(x)
 
-    def decode() -> None:
-        with torch.no_grad():
-            for _ in range(TOKENS):
-                longer(x[:, -1:], state=state)
-
     return {
         "layer forward": forward,
         "layer forward+backward": lambda: torch.autograd.grad(layer(x), leaves, grad),
-        "layer decode one token": decode,
+        f"layer decode {TOKENS} tokens": decoding(torch.float32),
+        f"layer decode {TOKENS} tokens, bfloat16": decoding(torch.bfloat16),
     }
 
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import hypermlp
-from hypermlp.bench.measure import WARMUPS, Row, quartiles
+from hypermlp.bench.measure import WARMUPS, Row, median_interval, quartiles
 from hypermlp.errors import UserError
 from hypermlp.reporting.table import Columns, Table
 
@@ -31,6 +31,7 @@ COLUMNS: Columns = [
     ("commit, ms", "{theirs_ms:.2f}"),
     ("ratio", "{ratio:.3f}"),
     ("quartiles", "{ratio_quartiles[0]:.3f} to {ratio_quartiles[1]:.3f}"),
+    ("95 % of the median", "{ratio_interval[0]:.3f} to {ratio_interval[1]:.3f}"),
     ("ratios", "{ratios}"),
 ]
 
@@ -110,15 +111,17 @@ class Worker:
 
 
 def compare(tree: Path, settings: dict[str, Any], *, seconds: float) -> list[Row]:
-    """Return a row for every work: medians of both trees, and the ratio with its quartiles.
+    """Return a row for every work: medians of both trees, and the ratio with its quartiles and the 95 %
+    interval of its median.
 
-    ``settings`` are the arguments of ``commit_worker.works``. Every round times both trees, in alternating
-    order, and gives one ratio. A work has at most ``rounds`` rounds, and no further one (after the third)
-    once ``seconds`` have passed.
+    ``settings`` are the arguments of ``commit_worker.works``, and ``rounds``. Every round times both trees,
+    in alternating order, and gives one ratio. A work has at most ``rounds`` rounds, and no further one (after
+    the third) once ``seconds`` have passed.
     """
     with Worker(ROOT) as ours, Worker(tree) as theirs:
-        names = ours.setup(settings)
-        theirs.setup(settings)
+        sizes = {key: value for key, value in settings.items() if key != "rounds"}
+        names = ours.setup(sizes)
+        theirs.setup(sizes)
         return [_compare(name, ours, theirs, settings, seconds) for name in names]
 
 
@@ -141,5 +144,6 @@ def _compare(name: str, ours: Worker, theirs: Worker, settings: dict[str, Any], 
         "theirs_ms": 1e3 * statistics.median(times[theirs]),
         "ratio": statistics.median(ratios),
         "ratio_quartiles": quartiles(ratios),
+        "ratio_interval": median_interval(ratios),
         "ratios": len(ratios),
     }

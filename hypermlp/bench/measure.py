@@ -1,5 +1,6 @@
 """Interleaved timing and peak memory."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -53,6 +54,19 @@ def quartiles(values: Sequence[float]) -> tuple[float, float]:
         return values[0], values[0]
     first, _, third = statistics.quantiles(values, method="inclusive")
     return first, third
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of the median, from order statistics: it assumes no distribution.
+
+    With fewer than six values it is their whole range, which then covers less than 95 %.
+    """
+    ordered, count = sorted(values), len(values)
+    outside, beyond = 0, math.comb(count, 0) / 2**count  # beyond: the chance that the median is below
+    while beyond + math.comb(count, outside + 1) / 2**count <= 0.025:
+        outside += 1
+        beyond += math.comb(count, outside) / 2**count
+    return ordered[outside], ordered[count - 1 - outside]
 
 
 def _timed(work: Work) -> float:

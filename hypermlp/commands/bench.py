@@ -114,7 +114,7 @@ def _compare_commits(args: Args) -> None:
     settings = {name: getattr(args, name) for name in ("label", "batch", "length", "hidden", "rounds")}
     settings["threads"] = args.threads or torch.get_num_threads()
     with commits.worktree(args.against) as tree:
-        print(f"{args.label}: this tree against {args.against}, {3 * args.seconds:.0f} s at most", flush=True)
+        print(f"{args.label}: this tree against {args.against}, {4 * args.seconds:.0f} s at most", flush=True)
         rows = commits.compare(tree, settings, seconds=args.seconds)
     print(commits.table(rows).markdown())
     if args.json:

@@ -7,7 +7,7 @@ import pytest
 
 from hypermlp.bench import commits
 from hypermlp.bench.idle import busy_processes
-from hypermlp.bench.measure import quartiles
+from hypermlp.bench.measure import median_interval, quartiles
 from hypermlp.errors import UserError
 
 SMALL = {"label": "G-cg-q-12o", "batch": 1, "length": 16, "hidden": 32, "threads": 1, "rounds": 5}
@@ -27,13 +27,23 @@ def test_this_tree_against_a_commit(checkout):
     assert [row["what"] for row in rows] == [
         "layer forward",
         "layer forward+backward",
-        "layer decode one token",
+        "layer decode 20 tokens",
+        "layer decode 20 tokens, bfloat16",
     ]
     for row in rows:
         low, high = row["ratio_quartiles"]
         assert 0 < low <= row["ratio"] <= high
         assert row["ratios"] == SMALL["rounds"]
+        assert row["ratio_interval"][0] <= row["ratio"] <= row["ratio_interval"][1]
     assert "quartiles" in commits.table(rows).markdown()
+
+
+def test_the_interval_of_a_median():
+    """The ranks of the table of the sign test: 2 and 9 of 10 values, 10 and 21 of 30."""
+    assert median_interval(range(1, 11)) == (2, 9)
+    assert median_interval(range(1, 31)) == (10, 21)
+    assert median_interval([3.0, 1.0]) == (1.0, 3.0)
+    assert median_interval([5.0]) == (5.0, 5.0)
 
 
 def test_an_unknown_commit_is_refused(checkout):

@@ -1,9 +1,12 @@
 """The operators of the C++ library check every tensor before they use its memory."""
 
+from functools import partial
+
 import pytest
 import torch
 
 import hypermlp.layers.step  # noqa: F401  (it defines the operator)
+from hypermlp.bench.measure import peak_bytes
 from hypermlp.ops import hyper_attention, native
 from hypermlp.testing import assert_close, op_inputs
 
@@ -11,6 +14,7 @@ pytestmark = pytest.mark.skipif(
     native.unavailable() is not None, reason=f"native is not available: {native.unavailable()}"
 )
 CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+GATES = ("q", "output", "mix1", "mix2")
 OPTIONS = {"activation": "glu", "layout": "lag", "eps": 1e-12}
 
 
@@ -294,3 +298,32 @@ def test_tensors_on_several_devices_are_refused(operator):
     last = tensors(operator)[-1]
     with pytest.raises(RuntimeError, match="has tensors on cpu, meta; move them to one device"):
         getattr(torch.ops.hypermlp, operator)(*(arguments | {last: arguments[last].to("meta")}).values())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_decoding_in_half_precision_copies_no_tensor(dtype):
+    inputs = op_inputs(batch=1, queries=1, keys=4096, qk_dim=64, vo_dim=64, dtype=dtype)
+    work = partial(hyper_attention, *inputs, activation="glu", layout="lag", backend="native")
+    assert peak_bytes(torch.no_grad()(work)) < inputs.v.numel() * inputs.v.element_size()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [32, 33])
+def test_numbers_of_16_bits_are_read_and_rounded_as_in_pytorch(dtype, width):
+    """The new values of a step are sums of two columns of a weight that holds all finite numbers."""
+    numbers = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+    numbers = numbers[torch.isfinite(numbers)]
+    weight = torch.zeros(numbers.numel(), width, dtype=dtype)
+    weight[:, 1], weight[:, -1] = numbers, numbers[torch.randperm(numbers.numel())]
+    zeros = partial(torch.zeros, dtype=dtype)
+    values = zeros(2, 1, 1, numbers.numel())
+    x = zeros(2, 1, width)
+    x[:, :, 1], x[1, :, -1] = 1, 1
+    caches = {"keys": zeros(2, 1, 1, 2), "values": values, "past": 0}
+    weights = {"q_weight": zeros(2, width), "k_weight": zeros(2, width), "v_weight": weight}
+    weights["o_weight"] = zeros(width, numbers.numel())
+    absent = dict.fromkeys(step()) | {"past_inputs": 0} | {f"{name}_gate": -1 for name in GATES}
+    call("native_decoding_step", absent | {"x": x} | weights | caches | OPTIONS | {"activation": "relu"})
+    expected = weight[:, 1].float() + weight[:, -1].float()
+    assert torch.equal(values[0, 0, 0], numbers)
+    assert torch.equal(values[1, 0, 0], expected.to(dtype))
