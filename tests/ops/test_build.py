@@ -157,7 +157,9 @@ def test_one_file_includes_torch():
     users = {
         source.name for source in build.SOURCES.iterdir() if '#include "tensors.h"' in source.read_text()
     }
-    assert users == {"ops.cpp"}
+    assert users == {"ops.cpp", "layer_ops.h"}
+    parts = {source.name for source in build.SOURCES.iterdir() if '"layer_ops.h"' in source.read_text()}
+    assert parts == {"ops.cpp"}
 
 
 def test_the_cpp_sources_are_formatted():

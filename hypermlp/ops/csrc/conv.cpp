@@ -1,51 +1,23 @@
 // Two depthwise causal convolutions of one input in one pass, forward and backward. Workers take chunks of
 // positions. The gradients of the weights are kept per chunk and then added in order, so the result does not
 // depend on timing.
-#include <algorithm>
+#include "conv.h"
 
-#include "kernels.h"
 #include "parallel.h"
-#include "scratch.h"
 
 namespace hypermlp {
 
 constexpr int64_t kPositions = 64;  // that one worker takes at a time
 
-enum class Pass { kForward, kBackward };
-
 template <typename T>
 struct ConvWork {
     const ConvPair<T>& c;
-    int64_t chunks, taps;
-    T* weight[2];  // [kernel, width], lag 0 first
-    T* sums[2];    // gradients of the weights, [batch * chunks, kernel, width]
+    Taps<T> taps;
+    int64_t chunks;
 
-    // The numbers of partial sums.
-    static int64_t room(const ConvPair<T>& c, Pass pass) {
-        const int64_t chunks = (c.length + kPositions - 1) / kPositions;
-        return pass == Pass::kBackward ? c.batch * chunks * c.kernel * c.width : 0;
-    }
-    static size_t need(const ConvPair<T>& c, Pass pass) {
-        return 2 * (Arena::need<T>(c.kernel * c.width) + Arena::need<T>(room(c, pass)));
-    }
-    ConvWork(const ConvPair<T>& conv, Pass pass, Arena& arena) : c(conv) {
-        chunks = (c.length + kPositions - 1) / kPositions;
-        taps = c.kernel * c.width;
-        for (int i = 0; i < 2; ++i) {
-            weight[i] = arena.take<T>(taps);
-            sums[i] = arena.take<T>(room(c, pass));
-            for (int64_t lag = 0; lag < c.kernel; ++lag)
-                for (int64_t d = 0; d < c.width; ++d)
-                    weight[i][lag * c.width + d] = c.weight[i][d * c.kernel + lag];
-        }
-    }
-
-    // How many lags output t sees.
-    int64_t lags(int64_t b, int64_t t) const {
-        const int64_t known = std::min(c.kernel, c.past + t + 1);
-        return c.reach ? std::min(known, c.reach[b * c.length + t]) : known;
-    }
-    const T* input(int64_t b, int64_t t) const { return c.x.at(b, c.past + t); }
+    static int64_t count_chunks(const ConvPair<T>& c) { return (c.length + kPositions - 1) / kPositions; }
+    ConvWork(const ConvPair<T>& conv, Arena& arena)
+        : c(conv), taps(conv, arena), chunks(count_chunks(conv)) {}
 
     // Call work(chunk, batch, first, last) for every chunk of positions.
     template <typename Work>
@@ -57,96 +29,49 @@ struct ConvWork {
         });
     }
 
-    void forward(T* all0, T* all1) const {
+    void forward(T* out0, T* out1) const {
         in_chunks([&](int64_t, int64_t b, int64_t first, int64_t last) {
             for (int64_t t = first; t < last; ++t) {
-                T* out0 = all0 + (b * c.length + t) * c.width;
-                T* out1 = all1 + (b * c.length + t) * c.width;
-                std::fill_n(out0, c.width, T(0));
-                std::fill_n(out1, c.width, T(0));
-                for (int64_t lag = 0; lag < lags(b, t); ++lag) {
-                    const T *x = input(b, t - lag), *w0 = weight[0] + lag * c.width,
-                            *w1 = weight[1] + lag * c.width;
-#pragma omp simd
-                    for (int64_t d = 0; d < c.width; ++d) {
-                        out0[d] += x[d] * w0[d];
-                        out1[d] += x[d] * w1[d];
-                    }
-                }
+                const int64_t row = (b * c.length + t) * c.width;
+                taps.output(0, b, t, 0, c.width, out0 + row);
+                taps.output(1, b, t, 0, c.width, out1 + row);
             }
         });
     }
 
-    void backward(const ConvGradients<T>& grads) const {
-        weight_sums(grads);
-        input_gradient(grads);
-        weight_gradients(grads);
-    }
+    // The room for the gradients of one weight, one part for each chunk of outputs.
+    static int64_t room(const ConvPair<T>& c) { return c.batch * count_chunks(c) * c.kernel * c.width; }
 
-  private:
-    // The gradients of the weights from each chunk of outputs.
-    void weight_sums(const ConvGradients<T>& grads) const {
+    void backward(const ConvGradients<T>& grads, Arena& arena) const {
+        T* const sums[2] = {arena.take<T>(room(c)), arena.take<T>(room(c))};
+        const int64_t part = c.kernel * c.width;
         in_chunks([&](int64_t index, int64_t b, int64_t first, int64_t last) {
-            T *grad0 = sums[0] + index * taps, *grad1 = sums[1] + index * taps;
-            std::fill_n(grad0, taps, T(0));
-            std::fill_n(grad1, taps, T(0));
-            for (int64_t t = first; t < last; ++t) {
-                const T *g0 = grads.out[0].at(b, t), *g1 = grads.out[1].at(b, t);
-                for (int64_t lag = 0; lag < lags(b, t); ++lag) {
-                    const T* x = input(b, t - lag);
-                    T *sum0 = grad0 + lag * c.width, *sum1 = grad1 + lag * c.width;
-#pragma omp simd
-                    for (int64_t d = 0; d < c.width; ++d) {
-                        sum0[d] += g0[d] * x[d];
-                        sum1[d] += g1[d] * x[d];
-                    }
-                }
-            }
-        });
-    }
-
-    // Row s of the input's gradient gathers from the outputs that see it, s ... s + kernel - 1. Rows before
-    // the first output belong to chunk 0.
-    void input_gradient(const ConvGradients<T>& grads) const {
-        in_chunks([&](int64_t, int64_t b, int64_t first, int64_t last) {
+            T *sums0 = sums[0] + index * part, *sums1 = sums[1] + index * part;
+            std::fill_n(sums0, part, T(0));
+            std::fill_n(sums1, part, T(0));
+            for (int64_t t = first; t < last; ++t)
+                taps.add_weight_gradients(b, t, grads.out[0].at(b, t), grads.out[1].at(b, t), sums0, sums1);
+            // Rows before the first output belong to chunk 0.
             for (int64_t s = first == 0 ? -c.past : first; s < last; ++s) {
                 T* grad = grads.x + (b * (c.past + c.length) + c.past + s) * c.width;
                 std::fill_n(grad, c.width, T(0));
-                for (int64_t lag = std::max<int64_t>(0, -s); lag < c.kernel && s + lag < c.length; ++lag) {
-                    if (lag >= lags(b, s + lag)) continue;
-                    const T *g0 = grads.out[0].at(b, s + lag), *g1 = grads.out[1].at(b, s + lag);
-                    const T *w0 = weight[0] + lag * c.width, *w1 = weight[1] + lag * c.width;
-#pragma omp simd
-                    for (int64_t d = 0; d < c.width; ++d) grad[d] += g0[d] * w0[d] + g1[d] * w1[d];
-                }
+                taps.add_input_gradient(
+                    b, s, [&](int i, int64_t t) { return grads.out[i].at(b, t); }, grad);
             }
         });
-    }
-
-    // Add up the chunks, in place, and transpose.
-    void weight_gradients(const ConvGradients<T>& grads) const {
-        for (int i = 0; i < 2; ++i) {
-            T *sum = sums[i], *out = grads.weight[i];
-            for (int64_t chunk = 1; chunk < c.batch * chunks; ++chunk) {
-                const T* more = sum + chunk * taps;
-#pragma omp simd
-                for (int64_t x = 0; x < taps; ++x) sum[x] += more[x];
-            }
-            for (int64_t lag = 0; lag < c.kernel; ++lag)
-                for (int64_t d = 0; d < c.width; ++d) out[d * c.kernel + lag] = sum[lag * c.width + d];
-        }
+        taps.store_weight_gradients(c.batch * chunks, sums, grads.weight);
     }
 };
 
 template <typename T>
 void conv_forward(const ConvPair<T>& c, T* out0, T* out1) {
-    Lease lease(ConvWork<T>::need(c, Pass::kForward));
-    ConvWork<T>(c, Pass::kForward, lease.arena).forward(out0, out1);
+    Lease lease(Taps<T>::need(c));
+    ConvWork<T>(c, lease.arena).forward(out0, out1);
 }
 template <typename T>
 void conv_backward(const ConvPair<T>& c, const ConvGradients<T>& grads) {
-    Lease lease(ConvWork<T>::need(c, Pass::kBackward));
-    ConvWork<T>(c, Pass::kBackward, lease.arena).backward(grads);
+    Lease lease(Taps<T>::need(c) + 2 * Arena::need<T>(ConvWork<T>::room(c)));
+    ConvWork<T>(c, lease.arena).backward(grads, lease.arena);
 }
 
 template void conv_forward(const ConvPair<float>&, float*, float*);

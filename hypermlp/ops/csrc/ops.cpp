@@ -2,6 +2,7 @@
 // defines their schemas, fakes and derivatives. float16 and bfloat16 are computed in float32.
 #include <tuple>
 
+#include "layer_ops.h"
 #include "parallel.h"
 #include "tensors.h"
 
@@ -350,4 +351,8 @@ STABLE_TORCH_LIBRARY_IMPL(hypermlp, CPU, m) {
     m.impl("native_step", TORCH_BOX(&hypermlp::native_step));
     m.impl("native_conv_pair", TORCH_BOX(&hypermlp::native_conv_pair));
     m.impl("native_conv_pair_backward", TORCH_BOX(&hypermlp::native_conv_pair_backward));
+    m.impl("native_project", TORCH_BOX(&hypermlp::native_project));
+    m.impl("native_project_grad", TORCH_BOX(&hypermlp::native_project_grad));
+    m.impl("native_read_out", TORCH_BOX(&hypermlp::native_read_out));
+    m.impl("native_read_out_grad", TORCH_BOX(&hypermlp::native_read_out_grad));
 }

@@ -1,6 +1,6 @@
 // PyTorch tensors at the boundary of the kernels: the checks that come before their memory is used, and the
-// conversion into the structs of kernels.h. This is the only file that includes PyTorch; ops.cpp is the only
-// one that includes this.
+// conversion into the structs of kernels.h. This is the only file that includes PyTorch; only ops.cpp and its
+// part layer_ops.h include this.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
