@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from hypermlp.bench import commits, efficiency, lm, op
+from hypermlp.bench import commits, efficiency, goals, lm, op
 from hypermlp.bench.gate import check_backend
 from hypermlp.bench.idle import require_idle
 from hypermlp.bench.measure import WARMUPS
@@ -52,6 +52,11 @@ from hypermlp.train.recipe import Recipe, load_recipe
         "--sweep", action="store_true", help="many sizes instead of one: lengths, widths, threads, decoding"
     ),
     Argument(
+        "--goals",
+        action="store_true",
+        help="measure the goals of the native kernels instead (sizes, memory, threads; 2 threads)",
+    ),
+    Argument(
         "--against",
         metavar="COMMIT",
         help="compare the layer of this git checkout with that of another commit instead",
@@ -70,6 +75,9 @@ def op_command(args: Args) -> None:
         require_idle()
     if args.against:
         _compare_commits(args)
+        return
+    if args.goals:
+        _measure_goals(args)
         return
     if args.softmax_heads and args.sweep:
         raise UserError("--softmax-heads does not go with --sweep, which has many widths; drop one")
@@ -107,9 +115,28 @@ def op_command(args: Args) -> None:
     save_record(args.json, "bench-op", vars(args), rows)
 
 
+def _measure_goals(args: Args) -> None:
+    if args.sweep or args.softmax_heads or args.backend or args.threads:
+        raise UserError(
+            "--goals does not go with --sweep, --softmax-heads, --backend or --threads; drop them"
+        )
+    print(f"native: {check_backend('native')} cases equal the reference", flush=True)
+    rows = goals.measure(
+        rounds=args.rounds,
+        seconds=args.seconds,
+        report=lambda case: print(case, file=sys.stderr, flush=True),
+    )
+    print(goals.table(rows).markdown())
+    if args.json:
+        require_idle()
+    save_record(args.json, "bench-goals", {"rounds": args.rounds, "seconds": args.seconds}, rows)
+
+
 def _compare_commits(args: Args) -> None:
-    if args.sweep or args.softmax_heads or args.backend:
-        raise UserError("--against does not go with --sweep, --softmax-heads or --backend; drop them")
+    if args.sweep or args.softmax_heads or args.backend or args.goals:
+        raise UserError(
+            "--against does not go with --sweep, --softmax-heads, --backend or --goals; drop them"
+        )
     MixerConfig.from_label(args.label, hidden_size=args.hidden, max_length=args.length)
     settings = {name: getattr(args, name) for name in ("label", "batch", "length", "hidden", "rounds")}
     settings["threads"] = args.threads or torch.get_num_threads()

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from hypermlp.bench import commits, efficiency, gpu, lm, op
+from hypermlp.bench import commits, efficiency, goals, gpu, lm, op
 from hypermlp.commands.shared import Args, Argument, command
 from hypermlp.evals.table import score_table
 from hypermlp.mad.protocol import grid_of, read_cell
@@ -104,6 +104,7 @@ KINDS = {
     ),
     "gpu-check": Kind("The Triton kernels on a GPU", _all_rows(gpu.table)),
     "bench-op": Kind("Operator and layer against softmax attention", _all_rows(op.table)),
+    "bench-goals": Kind("Goals of the CPU kernels", _all_rows(goals.table)),
     "bench-commits": Kind("The layer of two commits", _all_rows(commits.table)),
     "bench-lm": Kind("Training throughput", _all_rows(lm.throughput_table)),
     "bench-mixers": Kind("Costs of all mixers", _all_rows(lm.cost_table)),

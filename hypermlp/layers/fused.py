@@ -1,8 +1,10 @@
 """A whole layer as one operator with a backward of its own, on the CPU.
 
 The general path is a chain of two dozen operators, of which autograd keeps every input. This operator keeps
-x, q, k, v, the gates, the head outputs and 1/rho. Its backward recomputes the convolutions and adds gradients
-in place, so that a training step needs less memory and fewer passes over it.
+x, q, k, v, the gates, the head outputs and 1/rho. It consists of three kernels in each direction: around the
+attention operator, one computes all projections and gates (``native_project``) and one the output projection
+(``native_read_out``). They finish a block of positions at a time in the cache. The backward recomputes the
+convolutions where it needs them, so that no gradient of an intermediate result is stored.
 
 Shapes: B batch, T positions, N = B * T, D hidden size, G score branches, H heads, Dk, Dv widths, W gates.
 """
@@ -77,15 +79,10 @@ class LayerArguments(NamedTuple):
         """Return ``[N, heads * width]`` as ``[B, T, heads, width]``."""
         return rows.view(*self.x.shape[:2], heads, -1)
 
-    def convolved(self) -> tuple[Tensor, Tensor]:
-        """Return the inputs of the key and value projections, ``[N, D]``."""
-        if self.k_conv is None:
-            rows = self.x.flatten(0, 1)
-            return rows, rows
-        pair = torch.ops.hypermlp.native_conv_pair(
-            self.x, self.k_conv, self.v_conv, self.x.shape[1], self.reach
-        )
-        return pair[0].flatten(0, 1), pair[1].flatten(0, 1)
+    def projections(self) -> tuple[Any, ...]:
+        """Return the arguments of the kernels of the projections, with the gate of q."""
+        weights = (self.q_weight, self.k_weight, self.v_weight, self.gate_weight, self.gate_bias)
+        return (self.x, self.k_conv, self.v_conv, *weights, self.reach, self.q_gate)
 
     def operator(self, q: Tensor, k: Tensor, v: Tensor, gates: Tensor) -> tuple[Any, ...]:
         """Return the arguments of the attention operator; all four tensors have N rows."""
@@ -111,89 +108,32 @@ def forward(a: LayerArguments, *, keep: bool = True) -> tuple[Tensor, ...]:
 
     Without ``keep`` only the output is returned, and memory is freed as early as possible.
     """
-    rows = a.x.flatten(0, 1)
-    for_keys, for_values = a.convolved()
-    k, v = torch.mm(for_keys, a.k_weight.t()), torch.mm(for_values, a.v_weight.t())
-    del for_keys, for_values
-    q = torch.mm(rows, a.q_weight.t())
-    gates = torch.addmm(a.gate_bias, rows, a.gate_weight.t()).sigmoid_()
-    if a.q_gate >= 0:
-        q.mul_(gates.narrow(1, a.q_gate, q.shape[1]))
+    q, k, v, gates = _project(*a.projections())
     out, inverse_norm = torch.ops.hypermlp.native(*a.operator(q, k, v, gates))
     o = out.flatten(0, 1).flatten(1)
     kept = (q, k, v, gates, o, inverse_norm) if keep else ()
     del q, k, v
-    gated = o
-    if a.output_gate >= 0:
-        gate = gates.narrow(1, a.output_gate, o.shape[1])
-        gated = o * gate if keep else o.mul_(gate)
-    del gates
-    return torch.mm(gated, a.o_weight.t()).view(a.x.shape), *kept
+    return _read_out(o, gates, a.o_weight, a.output_gate).view(a.x.shape), *kept
 
 
 def backward(grad: Tensor, kept: tuple[Tensor, ...], a: LayerArguments) -> list[Tensor]:
     """Return the gradients of the tensors that are present, from that of the output and what was kept."""
     q, k, v, gates, o, inverse_norm = kept
-    rows, grad = a.x.flatten(0, 1), grad.flatten(0, 1)
-    grad_o = torch.mm(grad, a.o_weight)
-    if a.output_gate < 0:
-        grad_o_weight = torch.mm(grad.t(), o)
-    else:
-        gate = gates.narrow(1, a.output_gate, o.shape[1])
-        grad_o_weight = torch.mm(grad.t(), o * gate)
-        grad_o.mul_(gate)
+    grad_o, grad_o_weight = _read_out_grad(grad.flatten(0, 1), o, gates, a.o_weight, a.output_gate)
     grads = torch.ops.hypermlp.native_grad(
         a.by_heads(grad_o, a.heads), inverse_norm, *a.operator(q, k, v, gates)
     )
     grad_q, grad_k, grad_v = (x.flatten(0, 1).flatten(1) for x in grads[:3])
-    mix1 = grads[3:7] if a.left1 is not None else []
-    mix2 = grads[-4:] if a.left2 is not None else []
+    mixes = (grads[3:7] if a.left1 is not None else [], grads[-4:] if a.left2 is not None else [])
     del grads
-    grad_gates = torch.empty_like(gates)
-    if a.output_gate >= 0:  # grad_o has the gate already, so o stands in for the product
-        _gate_gradient(a.output_gate, gates, grad_gates, grad_o, o)
-    del grad_o
-    if a.q_gate >= 0:
-        _gate_gradient(a.q_gate, gates, grad_gates, grad_q, q)
-        grad_q.mul_(gates.narrow(1, a.q_gate, q.shape[1]))
-    for column, mix in ((a.mix1_gate, mix1), (a.mix2_gate, mix2)):
-        if mix:
-            of_gate = mix[3].flatten(0, 1).flatten(1)
-            value = gates.narrow(1, column, of_gate.shape[1])
-            _gate_gradient(column, gates, grad_gates, of_gate, value)
-
-    grad_x = torch.mm(grad_gates, a.gate_weight)
-    grad_x.addmm_(grad_q, a.q_weight)
-    gate_weight, gate_bias = torch.mm(grad_gates.t(), rows), grad_gates.sum(0)
-    q_weight = torch.mm(grad_q.t(), rows)
-    del grad_gates, grad_q
-    for_keys, for_values = a.convolved()
-    k_weight, v_weight = torch.mm(grad_k.t(), for_keys), torch.mm(grad_v.t(), for_values)
-    convs: list[Tensor] = []
-    if a.k_conv is None:
-        grad_x.addmm_(grad_k, a.k_weight).addmm_(grad_v, a.v_weight)
-    else:  # the gradients take the memory of the inputs
-        torch.mm(grad_k, a.k_weight, out=for_keys)
-        torch.mm(grad_v, a.v_weight, out=for_values)
-        del grad_k, grad_v
-        pair = (for_keys.view(a.x.shape), for_values.view(a.x.shape))
-        of_x, *convs = torch.ops.hypermlp.native_conv_pair_backward(
-            *pair, a.x, a.k_conv, a.v_conv, a.x.shape[1], a.reach
-        )
-        grad_x.add_(of_x.flatten(0, 1))
+    of_gates = [mix[3].flatten(0, 1).flatten(1) if mix else None for mix in mixes]
+    grad_x, *rest = _project_grad(
+        *(grad_q, grad_k, grad_v, grad_o, *of_gates, q, o, gates),
+        *(*a.projections(), a.output_gate, a.mix1_gate, a.mix2_gate),
+    )
+    *convs, q_weight, k_weight, v_weight, gate_weight, gate_bias = rest
     weights = (q_weight, k_weight, v_weight, grad_o_weight, gate_weight, gate_bias)
-    return [grad_x.view(a.x.shape), *convs, *weights, *mix1[:3], *mix2[:3]]
-
-
-def _gate_gradient(column: int, gates: Tensor, grad_gates: Tensor, gradient: Tensor, value: Tensor) -> None:
-    """Write the gradient of one gate before its sigmoid, ``gradient * value * (1 - gate)``.
-
-    With the gradient of a gated product before the gate, ``value`` is the gated product; behind it, what the
-    gate multiplied.
-    """
-    gate, out = (x.narrow(1, column, gradient.shape[1]) for x in (gates, grad_gates))
-    torch.mul(gradient, value, out=out)
-    out.addcmul_(out, gate, value=-1)
+    return [grad_x, *convs, *weights, *mixes[0][:3], *mixes[1][:3]]
 
 
 def _kernel(*flat: Any) -> tuple[Tensor, ...]:
@@ -215,6 +155,43 @@ def _fake(*flat: Any) -> tuple[Tensor, ...]:
 def _fake_grad(grad: Tensor, *rest: Any) -> list[Tensor]:
     return [x.new_empty(x.shape) for x in LayerArguments(*rest[6:]).tensors() if x is not None]
 
+
+def _fake_project(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    weights = rest[2:6]
+    return tuple(x.new_empty(x.shape[0] * x.shape[1], weight.shape[0]) for weight in weights)
+
+
+def _fake_read_out(o: Tensor, gates: Tensor, weight: Tensor, output_gate: int) -> Tensor:
+    return o.new_empty(o.shape[0], weight.shape[0])
+
+
+def _fake_read_out_grad(grad: Tensor, o: Tensor, gates: Tensor, weight: Tensor, gate: int) -> Any:
+    return torch.empty_like(o), torch.empty_like(weight)
+
+
+def _fake_project_grad(*arguments: Any) -> list[Tensor]:
+    return [x.new_empty(x.shape) for x in arguments[9:17] if x is not None]
+
+
+_PROJECTIONS = (
+    "Tensor x, Tensor? k_conv, Tensor? v_conv, Tensor q_weight, Tensor k_weight, Tensor v_weight, "
+    "Tensor gate_weight, Tensor gate_bias, Tensor? reach, int q_gate"
+)
+_READ_OUT = "Tensor o, Tensor gates, Tensor weight, int output_gate"
+_GRADS = (
+    "Tensor(a!) grad_q, Tensor grad_k, Tensor grad_v, Tensor(b!) grad_o, Tensor(c!)? grad_gate1, "
+    "Tensor(d!)? grad_gate2, Tensor q, Tensor o, Tensor gates"
+)
+_project = define("native_project", f"({_PROJECTIONS}) -> (Tensor, Tensor, Tensor, Tensor)", _fake_project)
+_project_grad = define(
+    "native_project_grad",
+    f"({_GRADS}, {_PROJECTIONS}, int output_gate, int mix1_gate, int mix2_gate) -> Tensor[]",
+    _fake_project_grad,
+)
+_read_out = define("native_read_out", f"({_READ_OUT}) -> Tensor", _fake_read_out)
+_read_out_grad = define(
+    "native_read_out_grad", f"(Tensor grad, {_READ_OUT}) -> (Tensor, Tensor)", _fake_read_out_grad
+)
 
 _KEPT = ", ".join(f"Tensor {name}" for name in ("q", "k", "v", "gates", "o", "inverse_norm"))
 _layer = define("native_layer", f"({_TENSORS}, {_OPTIONS}) -> ({', '.join(['Tensor'] * 7)})", _fake)

@@ -159,6 +159,7 @@ def test_bench_op_writes_a_table_and_a_record(tmp_path, capsys, monkeypatch):
         (["--label", "Q"], "label 'Q'"),
         (["--backend", "nope"], "unknown backend 'nope'"),
         (["--against", "HEAD"], "--against does not go with"),
+        (["--goals"], "--goals does not go with"),
     ],
 )
 def test_bench_op_refuses_bad_arguments(capsys, arguments, message):

@@ -42,6 +42,20 @@ def test_it_equals_the_general_path(label, starts, monkeypatch):
         assert_close(a, e, tolerance=1e-10, floor=1e-6)
 
 
+def test_the_number_of_threads_changes_no_bit():
+    layer = randomise_(Mixer.from_label("G-cg-q-12o", hidden_size=80, max_length=150, rank=5)).float()
+    x = torch.randn(3, 150, 80, requires_grad=True)
+    starts, found, before = torch.tensor([0, 20, 75]), [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 4, 8):
+            torch.set_num_threads(threads)
+            found.append(results(layer, x, starts))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, e) for a, e in zip(other, found[0], strict=True))
+
+
 def test_gradients_are_derivatives():
     layer, _ = setup()
     x = torch.randn(1, 4, 16, dtype=torch.float64, requires_grad=True)

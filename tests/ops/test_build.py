@@ -156,7 +156,8 @@ def test_only_the_boundary_includes_torch():
     includes = {name for name, text in texts.items() if "#include <torch" in text}
     assert includes == {"guard.h", "tensors.h"}
     users = {name for name, text in texts.items() if re.search('#include "(guard|tensors).h"', text)}
-    assert users == {"ops.cpp"}
+    assert users == {"ops.cpp", "layer_ops.h"}
+    assert {name for name, text in texts.items() if '#include "layer_ops.h"' in text} == {"ops.cpp"}
 
 
 def test_no_exception_leaves_the_library():

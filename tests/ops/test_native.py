@@ -5,7 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-import hypermlp.layers.step  # noqa: F401  (it defines the operator)
+import hypermlp.layers.fused
+import hypermlp.layers.step  # noqa: F401  (they define operators)
 from hypermlp.bench.measure import peak_bytes
 from hypermlp.ops import hyper_attention, native
 from hypermlp.testing import assert_close, op_inputs
@@ -89,13 +90,46 @@ def step():
     } | OPTIONS
 
 
+def project():
+    """Two sequences of 5 positions, hidden size 6, q and k of width 4, v of width 3, 12 gates."""
+    weights = {name: normal(width, 6) for name, width in (("q", 4), ("k", 4), ("v", 3), ("gate", 12))}
+    return {
+        "x": normal(2, 5, 6),
+        "k_conv": normal(6, 4),
+        "v_conv": normal(6, 4),
+        **{f"{name}_weight": weight for name, weight in weights.items()},
+        "gate_bias": normal(12),
+        "reach": torch.tensor([[1, 2, 3, 4, 5], [1, 2, 1, 2, 3]]),
+        "q_gate": 0,
+    }
+
+
+def project_backward():
+    widths = {"grad_q": 4, "grad_k": 4, "grad_v": 3, "grad_o": 3, "grad_gate1": 3, "grad_gate2": 2}
+    given = {name: normal(10, width) for name, width in (widths | {"q": 4, "o": 3, "gates": 12}).items()}
+    return given | project() | {"output_gate": 4, "mix1_gate": 7, "mix2_gate": 10}
+
+
+def read_out():
+    return {"o": normal(10, 3), "gates": normal(10, 12), "weight": normal(6, 3), "output_gate": 4}
+
+
+def read_out_backward():
+    return {"grad": normal(10, 6)} | read_out()
+
+
 ARGUMENTS = {
     "native": attention,
     "native_grad": attention_backward,
     "native_conv_pair": conv,
     "native_conv_pair_backward": conv_backward,
     "native_decoding_step": step,
+    "native_project": project,
+    "native_project_grad": project_backward,
+    "native_read_out": read_out,
+    "native_read_out_grad": read_out_backward,
 }
+IN_PLACE = ("grad_q", "grad_o", "grad_gate1", "grad_gate2")
 CACHES = ("history", "keys", "values")
 
 
@@ -147,8 +181,12 @@ def test_wrong_sizes_are_refused(operator):
         free.add(("sin", 0))  # one row of angles, or one for each sequence
     if operator.startswith("native_conv"):
         free.add(("x", 1))  # earlier positions
-    if operator == "native":
-        free.add(("v", 3))
+    free |= {
+        "native": {("v", 3)},
+        "native_project": {("v_weight", 0)},
+        "native_read_out": {("gates", 1), ("weight", 0)},
+        "native_read_out_grad": {("gates", 1)},
+    }.get(operator, set())
     for name in tensors(operator):
         for dim in range(ARGUMENTS[operator]()[name].dim()):
             arguments = ARGUMENTS[operator]()
@@ -159,7 +197,8 @@ def test_wrong_sizes_are_refused(operator):
                 continue
             with pytest.raises(
                 RuntimeError,
-                match=r"hypermlp: (\w+ has shape .* must be|there are more queries|a rotation needs)",
+                match=r"hypermlp: (\w+ has shape .* must be|there are more queries|a rotation needs|"
+                r"\w+ is .* first of|gate_weight has rows)",
             ):
                 call(operator, arguments)
 
@@ -184,6 +223,10 @@ def test_tensors_that_are_not_contiguous_are_copied(operator):
             with pytest.raises(
                 RuntimeError, match=f"{name} is a cache; its last dimension must have stride 1"
             ):
+                call(operator, arguments)
+            continue
+        if name in IN_PLACE and operator == "native_project_grad":
+            with pytest.raises(RuntimeError, match=f"{name} is written in place; it must be contiguous"):
                 call(operator, arguments)
             continue
         for a, e in zip(call(operator, arguments), expected, strict=True):
@@ -229,6 +272,13 @@ def test_tensors_that_are_not_contiguous_are_copied(operator):
         ("native_decoding_step", {"cos": None}, "cos and sin must be given together"),
         ("native_decoding_step", {"reach": None}, "starts and reach must be given together"),
         ("native_decoding_step", {"activation": "softmax"}, "activation must be 'relu' or 'glu'"),
+        ("native_project", {"k_conv": None}, "k_conv and v_conv must be given together"),
+        ("native_project", {"q_gate": 9}, "q_gate is 9; it must be -1, or the first of 4 of the 12 gates"),
+        ("native_project_grad", {"output_gate": 10}, "output_gate is 10; it must be -1, or the first of 3"),
+        ("native_project_grad", {"output_gate": -1}, "gate_weight has rows that belong to no gate"),
+        ("native_project_grad", {"mix1_gate": -1}, "a gate of a mix and its gradient must be given together"),
+        ("native_project_grad", {"mix2_gate": 11}, "grad_gate2 is 11; it must be -1, or the first of 2"),
+        ("native_read_out", {"output_gate": -2}, "output_gate is -2; it must be -1"),
     ],
 )
 def test_wrong_options_are_refused(operator, changes, message):

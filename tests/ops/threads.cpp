@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "layer.h"
 #include "workers.h"
 
 using hypermlp::Activation;
@@ -224,6 +225,77 @@ Numbers layer_step(const Shape& s, Activation activation, int64_t threads) {
     return all;
 }
 
+// The outputs and gradients of the kernels around the operator, with gates of all kinds.
+Numbers layer(int64_t batch, int64_t length, int64_t hidden, int64_t threads) {
+    std::srand(0);
+    constexpr int64_t kKernel = 4, kQueries = 5, kValues = 9, kMix1 = 4, kMix2 = 3;
+    constexpr int64_t kGates = kQueries + kValues + kMix1 + kMix2;
+    const int64_t rows = batch * length;
+    Numbers x = random_numbers(rows * hidden), out = x, grad_x = x, bias = random_numbers(kGates), all;
+    Numbers convs[2] = {random_numbers(hidden * kKernel), random_numbers(hidden * kKernel)};
+    Numbers q_weight = random_numbers(kQueries * hidden), k_weight = random_numbers(kQueries * hidden),
+            v_weight = random_numbers(kValues * hidden), gate_weight = random_numbers(kGates * hidden),
+            o_weight = random_numbers(kValues * hidden);
+    Numbers q = random_numbers(rows * kQueries), k = q, v = random_numbers(rows * kValues),
+            gates = random_numbers(rows * kGates), grad_o = v, mix1 = random_numbers(rows * kMix1),
+            mix2 = random_numbers(rows * kMix2);
+    const auto keep = [&](const Numbers& numbers) { all.insert(all.end(), numbers.begin(), numbers.end()); };
+
+    hypermlp::Projections<float> p;
+    p.conv.batch = batch;
+    p.conv.length = length;
+    p.conv.width = hidden;
+    p.conv.kernel = kKernel;
+    p.conv.threads = threads;
+    p.conv.x = Strided<const float>{x.data(), length * hidden, hidden, 0};
+    for (int i = 0; i < 2; ++i) p.conv.weight[i] = Strided<const float>{convs[i].data(), kKernel, 1};
+    p.q_width = kQueries;
+    p.v_width = kValues;
+    p.gate_width = kGates;
+    p.q_gate = {0, kQueries};
+    p.output_gate = {kQueries, kValues};
+    p.mix1_gate = {kQueries + kValues, kMix1};
+    p.mix2_gate = {kQueries + kValues + kMix1, kMix2};
+    p.q_weight = q_weight.data();
+    p.k_weight = k_weight.data();
+    p.v_weight = v_weight.data();
+    p.gate_weight = gate_weight.data();
+    p.gate_bias = bias.data();
+    hypermlp::project<float>(p, {q.data(), k.data(), v.data(), gates.data()});
+    for (const Numbers* numbers : {&q, &k, &v, &gates}) keep(*numbers);
+
+    hypermlp::Readout<float> r;
+    r.rows = rows;
+    r.hidden = hidden;
+    r.width = kValues;
+    r.gate_width = kGates;
+    r.threads = threads;
+    r.gate = p.output_gate;
+    r.o = v.data();
+    r.gates = gates.data();
+    r.weight = o_weight.data();
+    Numbers grad_o_weight = o_weight;
+    hypermlp::read_out<float>(r, out.data());
+    hypermlp::read_out_gradients<float>(r, x.data(), grad_o.data(), grad_o_weight.data());
+    for (const Numbers* numbers : {&out, &grad_o, &grad_o_weight}) keep(*numbers);
+
+    Numbers grad_q = q, grads[] = {convs[0], convs[1], q_weight, k_weight, v_weight, gate_weight, bias};
+    const hypermlp::ProjectionInputs<float> in{q.data(),      gates.data(), v.data(),
+                                               k.data(),      v.data(),     grad_q.data(),
+                                               grad_o.data(), mix1.data(),  mix2.data()};
+    hypermlp::project_gradients<float>(p, in,
+                                       {grad_x.data(),
+                                        {grads[0].data(), grads[1].data()},
+                                        grads[2].data(),
+                                        grads[3].data(),
+                                        grads[4].data(),
+                                        grads[5].data(),
+                                        grads[6].data()});
+    keep(grad_x);
+    for (const Numbers& numbers : grads) keep(numbers);
+    return all;
+}
+
 // Run with several numbers of threads and require the bits of one thread, all of them finite.
 template <typename Run>
 void check(const char* what, const Shape& s, const Run& run) {
@@ -263,6 +335,7 @@ int main() {
         }
         check("convolution", s,
               [&](int64_t threads) { return convolutions(s.batch, s.keys, s.vo_dim, threads); });
+        check("layer", s, [&](int64_t threads) { return layer(s.batch, s.keys, s.vo_dim, threads); });
     }
     std::puts("ok");
 }

@@ -1,7 +1,8 @@
-// Backward: workers take row blocks and recompute them. The blocks of one (batch, head) form a chain: they
-// add to the same gradients of keys, values and mixes, in the order of their turns (turns.h). A worker begins
+// Backward: workers take row blocks and recompute them. The blocks of one (batch, head) add to the same
+// gradients of keys and values, and those of one head in a group of batch items to the same gradients of
+// mixes, in the order of their turns (turns.h). The blocks of a head in a group form a chain. A worker begins
 // with a chain of its own and then helps with the others, so there are as many independent tasks as row
-// blocks. The gradients of the mixes are kept per batch item and then added in order.
+// blocks. The gradients of the mixes are kept per group and then added in order.
 #include <vector>
 
 #include "functions.h"
@@ -51,10 +52,10 @@ struct BackwardBuffers {
     }
 };
 
-// Where the blocks of a chain add to shared sums: values and keys by sections, so that one block can follow
-// another before that one has finished; each mix as a whole.
-constexpr int64_t kSections = 8, kValuePoints = 0, kKeyPoints = kSections, kMix1Points = 3 * kSections,
-                  kMix2Point = kMix1Points + 2, kPoints = kMix2Point + 1;
+// Where blocks add to shared sums: values and keys by sections, so that one block can follow another before
+// that one has finished; each mix as a whole.
+constexpr int64_t kSections = 8, kValuePoints = 0, kKeyPoints = kSections, kPoints = 3 * kSections;
+constexpr int64_t kMix1Points = 0, kMix2Point = 2, kMixPoints = 3;
 
 // The keys of a section, a multiple of kTile.
 inline int64_t section_keys(int64_t keys) {
@@ -62,13 +63,9 @@ inline int64_t section_keys(int64_t keys) {
     return (least + kTile - 1) / kTile * kTile;
 }
 
-// The turn of a block at the points from `first_point` on.
-struct Turn {
-    int64_t chain, first_point, number;
-};
-
-struct Range {
-    int64_t first, last;
+// A row block: its queries, and its turns among the blocks of its batch item and of its group.
+struct Rows {
+    int64_t batch, first, last, turn, group, group_turn;
 };
 
 template <typename T>
@@ -79,7 +76,7 @@ struct Backward {
     Panels<T> keys, keys_t, values_t;
     PackedMix<T> mix1, mix2;
     MixSums<T> sums1, sums2;
-    Turns turns;
+    Turns turns, mix_turns;
 
     static size_t need(const Problem<T>& p) {
         const int64_t branches = p.batch * p.branches();
@@ -87,8 +84,8 @@ struct Backward {
                Panels<T>::need(p.batch * p.heads, p.vo_dim, p.keys) +
                PackedMix<T>::need(p.mix1, p.branches(), p.keys, Directions::kBoth) +
                PackedMix<T>::need(p.mix2, p.heads, p.keys, Directions::kBoth) +
-               MixSums<T>::need(p.mix1, p.batch, p.branches(), p.keys) +
-               MixSums<T>::need(p.mix2, p.batch, p.heads, p.keys);
+               MixSums<T>::need(p.mix1, BatchGroups(p.batch).count, p.branches(), p.keys) +
+               MixSums<T>::need(p.mix2, BatchGroups(p.batch).count, p.heads, p.keys);
     }
     Backward(const Problem<T>& problem, const Saved<T>& saved_, const Gradients<T>& grads_, Arena& arena)
         : p(problem),
@@ -99,9 +96,10 @@ struct Backward {
           values_t(p.batch, p.heads, p.vo_dim, p.keys, arena),
           mix1(p.mix1, p.branches(), p.keys, p.layout, Directions::kBoth, arena),
           mix2(p.mix2, p.heads, p.keys, p.layout, Directions::kBoth, arena),
-          sums1(p.mix1, mix1, p.batch, p.branches(), arena),
-          sums2(p.mix2, mix2, p.batch, p.heads, arena),
-          turns(p.batch * p.heads, kPoints) {}
+          sums1(p.mix1, mix1, BatchGroups(p.batch).count, p.branches(), arena),
+          sums2(p.mix2, mix2, BatchGroups(p.batch).count, p.heads, arena),
+          turns(p.batch * p.heads, kPoints),
+          mix_turns(BatchGroups(p.batch).count * p.heads, kMixPoints) {}
 
     void pack() const {
         keys.pack(p.k, p.batch, PanelRows::kTokens, p.threads);
@@ -111,15 +109,24 @@ struct Backward {
         mix2.pack(p.mix2, p.heads, p.threads);
     }
 
-    void block(Arena arena, int64_t batch, int64_t head, const Range& rows, int64_t turn) const {
-        const int64_t first = rows.first;
-        const Block<T> b(p, batch, first, rows.last);
+    void block(Arena arena, const Rows& rows, int64_t head) const {
+        const Block<T> b(p, rows.batch, rows.first, rows.last);
         const BackwardBuffers<T> own(p, b, arena);
-        const T* inverse_norm = saved.inverse_norm + (head * p.batch + batch) * p.queries + first;
-        recompute(b, own, batch, head);
-        readout_gradient(b, own, inverse_norm, batch, head, turn);
+        const T* inverse_norm = saved.inverse_norm + (head * p.batch + rows.batch) * p.queries + rows.first;
+        recompute(b, own, rows.batch, head);
+        readout_gradient(b, own, inverse_norm, rows, head);
         activation_gradient(b, own, inverse_norm);
-        scores_gradient(b, own, batch, head, turn);
+        scores_gradient(b, own, rows, head);
+    }
+
+    // Add to the gradients of a mix when it is the block's turn.
+    template <typename Add>
+    void add_in_order(const MixSums<T>& sums, int64_t point, const Rows& rows, int64_t head,
+                      int64_t sums_head, const Add& add) const {
+        mix_turns.in_order(rows.group * p.heads + head, point, rows.group_turn, [&] {
+            if (rows.group_turn == 0) sums.clear(rows.group, sums_head);
+            add();
+        });
     }
 
     // Recompute the scores, before and after the first mix, and the activation.
@@ -152,7 +159,8 @@ struct Backward {
     // The mixed activation gives the gradient of v; then the buffer `grad` takes the gradient of the
     // activation.
     void readout_gradient(const Block<T>& b, const BackwardBuffers<T>& own, const T* inverse_norm,
-                          int64_t batch, int64_t head, int64_t turn) const {
+                          const Rows& block, int64_t head) const {
+        const int64_t batch = block.batch;
         // Rows of the output's gradient, over rho.
         T* grad_rows = own.grad_rows;
         for (int64_t row = 0; row < b.rows; ++row) {
@@ -168,19 +176,14 @@ struct Backward {
             mix.update(b, own.weights, own.gated2, mixed);
         }
         const View<T> rows{grad_rows, p.vo_dim, 1};
-        add_outer(b, mixed, rows, p.vo_dim, own.panels, grads.v.at(batch, 0, head), grads.v.token,
-                  Turn{batch * p.heads + head, kValuePoints, turn});
+        add_outer(b, mixed, rows, p.vo_dim, own.panels, grads.v.at(batch, 0, head), grads.v.token, block,
+                  head, kValuePoints);
         b.scores(rows, p.vo_dim, values_t.of(batch, head), own.grad);
         if (p.mix2.exists()) {
-            const HeadMixGrad<T> mix(p.mix2, mix2, sums2, grads.mix2.gate, batch, head,
+            const HeadMixGrad<T> mix(p.mix2, mix2, sums2, grads.mix2.gate, batch, block.group, head,
                                      Direction::kTransposed);
             mix.apply(b, own.weights, own.inner2, own.gated2, own.grad, own.grad_inner, own.grad_gated,
-                      [&](const auto& add) {
-                          turns.in_order(batch * p.heads + head, kMix2Point, turn, [&] {
-                              if (turn == 0) sums2.clear(batch, head);
-                              add();
-                          });
-                      });
+                      [&](const auto& add) { add_in_order(sums2, kMix2Point, block, head, head, add); });
         }
     }
 
@@ -210,20 +213,17 @@ struct Backward {
     }
 
     // Go back through the first mix to q and k.
-    void scores_gradient(const Block<T>& b, const BackwardBuffers<T>& own, int64_t batch, int64_t head,
-                         int64_t turn) const {
-        const int64_t chain = batch * p.heads + head;
+    void scores_gradient(const Block<T>& b, const BackwardBuffers<T>& own, const Rows& block,
+                         int64_t head) const {
+        const int64_t batch = block.batch;
         for (int64_t g = head, branch = 0; g < p.branches(); g += p.heads, ++branch) {
             T* scores = own.scores[branch];
             if (p.mix1.exists()) {
-                const HeadMixGrad<T> mix(p.mix1, mix1, sums1, grads.mix1.gate, batch, g,
+                const HeadMixGrad<T> mix(p.mix1, mix1, sums1, grads.mix1.gate, batch, block.group, g,
                                          Direction::kStraight);
                 mix.apply(b, own.before[branch], own.inner1[branch], own.gated1[branch], scores,
                           own.grad_inner, own.grad_gated, [&](const auto& add) {
-                              turns.in_order(chain, kMix1Points + branch, turn, [&] {
-                                  if (turn == 0) sums1.clear(batch, g);
-                                  add();
-                              });
+                              add_in_order(sums1, kMix1Points + branch, block, head, g, add);
                           });
             }
             const T* own_keys = keys.of(batch, g) + b.first_key * kPanel<T>;
@@ -232,22 +232,22 @@ struct Backward {
                                                    grads.q.token, b.slack());
             // The rows of the output's gradient are not needed any more.
             const View<T> q = widened_rows(p.q, batch, b.first_query, g, b.rows, p.qk_dim, own.grad_rows);
-            add_outer(b, scores, q, p.qk_dim, own.panels, grads.k.at(batch, 0, g), grads.k.token,
-                      Turn{chain, kKeyPoints + branch * kSections, turn});
+            add_outer(b, scores, q, p.qk_dim, own.panels, grads.k.at(batch, 0, g), grads.k.token, block, head,
+                      kKeyPoints + branch * kSections);
         }
     }
 
-    // sums[keys, width] += cells^T rows, over the rows of the block, section by section of the keys. panels
-    // has room for [rows, width].
+    // sums[keys, width] += cells^T rows, over the rows of the block, section by section of the keys, whose
+    // points begin at `point`. panels has room for [rows, width].
     void add_outer(const Block<T>& b, T* cells, View<T> rows, int64_t width, T* panels, T* sums, int64_t ld,
-                   const Turn& turn) const {
+                   const Rows& block, int64_t head, int64_t point) const {
         const int64_t step = b.rows * kPanel<T>, section = section_keys(p.keys);
         for (int64_t d = 0; d < width; d += kPanel<T>)
             pack_panel<T>(b.rows, width, rows, d, panels + d / kPanel<T> * step);
         for (int64_t i = 0; i * section < p.keys; ++i)
-            turns.in_order(turn.chain, turn.first_point + i, turn.number, [&] {
+            turns.in_order(block.batch * p.heads + head, point + i, block.turn, [&] {
                 const int64_t begin = i * section, end = std::min(begin + section, p.keys);
-                if (turn.number == 0)
+                if (block.turn == 0)
                     for (int64_t key = begin; key < end; ++key) std::fill_n(sums + key * ld, width, T(0));
                 const int64_t first = std::max(begin, b.first_key) - b.first_key;
                 const int64_t last = std::min(end - b.first_key, b.columns);
@@ -261,16 +261,25 @@ struct Backward {
 
 template <typename T>
 void backward(const Problem<T>& p, const Saved<T>& saved, const Gradients<T>& grads) {
-    // The row blocks of each batch item, longest rows first. The number of a block is its turn.
-    std::vector<std::vector<Range>> blocks(p.batch);
+    // The row blocks of each group, item by item, longest rows first.
+    const BatchGroups groups(p.batch);
+    std::vector<std::vector<Rows>> blocks(groups.count);
     int64_t count = 0;
-    for (int64_t batch = 0; batch < p.batch; ++batch) {
-        for (int64_t first = 0; first < p.queries; first = blocks[batch].back().last)
-            blocks[batch].push_back({first, block_end(p, block_rows(p.keys), batch, first)});
-        std::reverse(blocks[batch].begin(), blocks[batch].end());
-        count += static_cast<int64_t>(blocks[batch].size()) * p.heads;
+    for (int64_t group = 0; group < groups.count; ++group) {
+        for (int64_t batch = groups.begin(group); batch < groups.begin(group + 1); ++batch) {
+            std::vector<Rows> item;
+            for (int64_t first = 0; first < p.queries; first = item.back().last)
+                item.push_back({batch, first, block_end(p, block_rows(p.keys), batch, first), 0, group, 0});
+            std::reverse(item.begin(), item.end());
+            for (size_t turn = 0; turn < item.size(); ++turn) {
+                item[turn].turn = static_cast<int64_t>(turn);
+                item[turn].group_turn = static_cast<int64_t>(blocks[group].size());
+                blocks[group].push_back(item[turn]);
+            }
+        }
+        count += static_cast<int64_t>(blocks[group].size()) * p.heads;
     }
-    const int64_t workers = std::min(p.threads, count), chains = p.batch * p.heads;
+    const int64_t workers = std::min(p.threads, count), chains = groups.count * p.heads;
     const size_t own = BackwardBuffers<T>::need(p);
     Lease lease(Backward<T>::need(p) + workers * own);
     const Backward<T> work(p, saved, grads, lease.arena);
@@ -280,15 +289,15 @@ void backward(const Problem<T>& p, const Saved<T>& saved, const Gradients<T>& gr
     std::vector<std::atomic<int64_t>> next(chains);
     parallel(workers, [&](int64_t worker) {
         for (int64_t i = 0; i < chains; ++i) {
-            const int64_t chain = (i + worker * chains / workers) % chains, batch = chain / p.heads;
-            const auto& rows = blocks[batch];
+            const int64_t chain = (i + worker * chains / workers) % chains;
+            const auto& rows = blocks[chain / p.heads];
             const int64_t turns = static_cast<int64_t>(rows.size());
             for (int64_t turn = next[chain]++; turn < turns; turn = next[chain]++)
-                work.block(arenas[worker], batch, chain % p.heads, rows[turn], turn);
+                work.block(arenas[worker], rows[turn], chain % p.heads);
         }
     });
-    work.sums1.store(grads.mix1, p.mix1, work.mix1, p.batch, p.threads);
-    work.sums2.store(grads.mix2, p.mix2, work.mix2, p.batch, p.threads);
+    work.sums1.store(grads.mix1, p.mix1, work.mix1, p.threads);
+    work.sums2.store(grads.mix2, p.mix2, work.mix2, p.threads);
 }
 
 int64_t backward_tasks(int64_t batch, int64_t heads, int64_t queries, int64_t keys) {

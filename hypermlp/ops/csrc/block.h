@@ -61,10 +61,18 @@ struct Block {
     void mask(T* buffer) const {
         T* done = buffer;
         for (int64_t row = 0; row < rows; ++row) {
-            std::fill(done, aligned(buffer, row) + begin(row), T(0));
+            zero(done, aligned(buffer, row) + begin(row));
             done = aligned(buffer, row) + end(row);
         }
-        std::fill(done, buffer + cells(), T(0));
+        zero(done, buffer + cells());
+    }
+
+    // Zero a range of at least one vector, as every range of mask() is: it contains a gap, or an end of the
+    // buffer. Ranges are short, so that a call of memset would cost more than the stores.
+    static void zero(T* from, T* to) {
+        using V = Vector<T>;
+        for (; from + kLanes<T> <= to; from += kLanes<T>) V::store(from, typename V::type{});
+        V::store(to - kLanes<T>, typename V::type{});
     }
 
     // buffer <- a b^T for all keys of the block, masked. `panels` holds b packed by keys, from the first key

@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "storage.h"
 
@@ -26,10 +27,12 @@ constexpr int64_t kVectorBytes = 64;
 constexpr int64_t kVectorBytes = 32;  // two registers on machines with 16-byte registers
 #endif
 constexpr int kTile = 6;       // 6 x 2 sums, 2 panel vectors and 1 factor: 15 of 16 registers
-constexpr int kTallTile = 12;  // for panels that are at most half full
+constexpr int kTallTile = 12;  // for panels that are at most half full, and with 32 registers for all
 #ifdef __AVX512F__
+constexpr bool kManyRegisters = true;
 constexpr int kPlaceTile = 8;  // of add_in_place: 8 x 2 sums of 32 registers
 #else
+constexpr bool kManyRegisters = false;
 constexpr int kPlaceTile = 4;
 #endif
 constexpr int64_t kDepth = 256;  // rows of a panel that stay in the L1 cache
@@ -81,33 +84,44 @@ struct Scaled {
     const T *base = nullptr, *scale = nullptr;
 };
 
+// Call body(0), body(1) ... with compile-time numbers. A loop would be unrolled too late for the compiler to
+// keep an array of sums in registers: it would clear and copy the array in memory, which costs more than a
+// thin product.
+#define HYPERMLP_INLINE __attribute__((always_inline))
+template <int count, typename Body>
+HYPERMLP_INLINE inline void unrolled(const Body& body) {
+    if constexpr (count > 0) {
+        unrolled<count - 1>(body);
+        body(std::integral_constant<int, count - 1>());
+    }
+}
+
 // The product of M rows with N vectors of a panel, whose rows are `step` apart.
 template <typename T, Into into, int M, int N = 2>
 void micro(int64_t depth, View<T> a, const T* panel, int64_t step, T* c, int64_t ldc, Scaled<T> scaled) {
     using V = Vector<T>;
     if (into != Into::kNew)
         for (int i = 0; i < M; ++i) __builtin_prefetch((into == Into::kAdd ? c : scaled.base) + i * ldc);
-    typename V::type sum[M][N] = {};
+    typename V::type sum[M * N];
+    unrolled<M * N>([&](auto i) HYPERMLP_INLINE { sum[i] = typename V::type{}; });
     for (int64_t k = 0; k < depth; ++k, panel += step) {
         typename V::type right[N];
-        for (int n = 0; n < N; ++n) right[n] = V::load(panel + n * kLanes<T>);
-        for (int i = 0; i < M; ++i) {
+        unrolled<N>([&](auto n) HYPERMLP_INLINE { right[n] = V::load(panel + n * kLanes<T>); });
+        unrolled<M>([&](auto i) HYPERMLP_INLINE {
             const T x = a.data[i * a.row + k * a.column];
-            for (int n = 0; n < N; ++n) sum[i][n] += x * right[n];
-        }
+            unrolled<N>([&](auto n) HYPERMLP_INLINE { sum[i * N + n] += x * right[n]; });
+        });
     }
-    for (int i = 0; i < M; ++i)
-        for (int n = 0; n < N; ++n) {
-            T* out = c + i * ldc + n * kLanes<T>;
-            if (into == Into::kAdd) sum[i][n] += V::load(out);
-            if (into == Into::kScaled)
-                sum[i][n] +=
-                    V::load(scaled.base + i * ldc + n * kLanes<T>) * V::load(scaled.scale + n * kLanes<T>);
-            V::store(out, sum[i][n]);
-        }
+    unrolled<M * N>([&](auto j) HYPERMLP_INLINE {
+        constexpr int64_t i = j / N, x = j % N * kLanes<T>;
+        T* out = c + i * ldc + x;
+        if (into == Into::kAdd) sum[j] += V::load(out);
+        if (into == Into::kScaled) sum[j] += V::load(scaled.base + i * ldc + x) * V::load(scaled.scale + x);
+        V::store(out, sum[j]);
+    });
 }
 
-// The product of `rows` rows, at most kTile, or exactly kTallTile for N = 1, with one panel.
+// The product of `rows` rows, at most kTile or exactly kTallTile, with one panel.
 template <typename T, Into into, int N>
 void micro(int64_t rows, int64_t depth, View<T> a, const T* panel, T* c, int64_t ldc, Scaled<T> scaled) {
     constexpr int64_t step = kPanel<T>;
@@ -119,7 +133,8 @@ void micro(int64_t rows, int64_t depth, View<T> a, const T* panel, T* c, int64_t
         case 2: return micro<T, into, 2, N>(depth, a, panel, step, c, ldc, scaled);
         case 1: return micro<T, into, 1, N>(depth, a, panel, step, c, ldc, scaled);
         default:
-            if constexpr (N == 1) micro<T, into, kTallTile, 1>(depth, a, panel, step, c, ldc, scaled);
+            if constexpr (N == 1 || kManyRegisters)
+                micro<T, into, kTallTile, N>(depth, a, panel, step, c, ldc, scaled);
     }
 }
 
@@ -180,10 +195,10 @@ void multiply(int64_t rows, int64_t columns, int64_t depth, View<T> a, const T* 
     // Take as many panels at a time as stay in the L1 cache: short ones side by side, so that c is walked
     // along its rows.
     const int64_t chunk = kPanel<T> * (kDepth / std::max<int64_t>(depth, 16));
-    const bool narrow = columns <= kLanes<T>;
+    const bool tall = kManyRegisters || columns <= kLanes<T>;
     for (int64_t from = 0; from < columns; from += chunk)
         for (int64_t i = 0, tile; i < rows; i += tile) {
-            tile = narrow && rows - i >= kTallTile ? kTallTile : std::min<int64_t>(kTile, rows - i);
+            tile = tall && rows - i >= kTallTile ? kTallTile : std::min<int64_t>(kTile, rows - i);
             const int64_t last = i + tile - 1;
             const int64_t begin =
                 causal == Causal::kTransposed ? std::clamp<int64_t>(i - slack, 0, depth) : 0;

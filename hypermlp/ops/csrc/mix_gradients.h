@@ -5,51 +5,60 @@
 
 namespace hypermlp {
 
-// Gradients of the parameters of one mix, for every (batch, head), in the kernels' order of slots. Rows have
+// Batch items in groups. The items of a group add to the same sums, so that a large batch does not need as
+// many of them. The groups depend on the batch alone.
+struct BatchGroups {
+    int64_t batch, count;
+
+    explicit BatchGroups(int64_t batch_) : batch(batch_), count(std::min<int64_t>(batch, 8)) {}
+    int64_t begin(int64_t group) const { return batch * group / count; }
+};
+
+// Gradients of the parameters of one mix, for every (group, head), in the kernels' order of slots. Rows have
 // room for a panel beyond the last slot, because products store whole panels.
 template <typename T>
 struct MixSums {
-    int64_t heads, length, ld, rank;
-    T* scale = nullptr;                   // [batch, heads, ld]
-    T *left = nullptr, *right = nullptr;  // [batch, heads, rank, ld]
+    int64_t groups, heads, length, ld, rank;
+    T* scale = nullptr;                   // [groups, heads, ld]
+    T *left = nullptr, *right = nullptr;  // [groups, heads, rank, ld]
 
     static int64_t row(int64_t length) { return length + kPanel<T>; }
-    static size_t need(const Mix<T>& mix, int64_t batch, int64_t heads, int64_t keys) {
+    static size_t need(const Mix<T>& mix, int64_t groups, int64_t heads, int64_t keys) {
         if (!mix.exists()) return 0;
-        const int64_t cells = batch * heads * row(padded<T>(std::min(mix.slots, keys)));
+        const int64_t cells = groups * heads * row(padded<T>(std::min(mix.slots, keys)));
         return Arena::need<T>(cells) + 2 * Arena::need<T>(cells * mix.rank);
     }
-    MixSums(const Mix<T>& mix, const PackedMix<T>& packed, int64_t batch, int64_t heads_, Arena& arena)
-        : heads(heads_), length(packed.length), ld(row(packed.length)), rank(packed.rank) {
+    MixSums(const Mix<T>& mix, const PackedMix<T>& packed, int64_t groups_, int64_t heads_, Arena& arena)
+        : groups(groups_), heads(heads_), length(packed.length), ld(row(packed.length)), rank(packed.rank) {
         if (!mix.exists()) return;
-        const int64_t cells = batch * heads * ld;
+        const int64_t cells = groups * heads * ld;
         scale = arena.take<T>(cells);
         left = arena.take<T>(cells * rank);
         right = arena.take<T>(cells * rank);
     }
-    void clear(int64_t batch, int64_t head) const {
-        const int64_t first = (batch * heads + head) * ld;
+    void clear(int64_t group, int64_t head) const {
+        const int64_t first = (group * heads + head) * ld;
         std::fill_n(scale + first, ld, T(0));
         std::fill_n(left + first * rank, ld * rank, T(0));
         std::fill_n(right + first * rank, ld * rank, T(0));
     }
-    // Add up the batch, into the order of slots of the parameters.
-    void store(const MixGradients<T>& grads, const Mix<T>& mix, const PackedMix<T>& packed, int64_t batch,
+    // Add up the groups, into the order of slots of the parameters.
+    void store(const MixGradients<T>& grads, const Mix<T>& mix, const PackedMix<T>& packed,
                int64_t threads) const {
         if (!mix.exists()) return;
         const int64_t panels = length / kPanel<T>;
         for_ranges(threads, heads * panels, [&](int64_t i) {
             const int64_t head = i / panels, first = i % panels * kPanel<T>;
-            store(scale, 1, grads.diag, mix.slots, packed, batch, head, first);
-            store(left, rank, grads.left, mix.slots, packed, batch, head, first);
-            store(right, rank, grads.right, mix.slots, packed, batch, head, first);
+            store(scale, 1, grads.diag, mix.slots, packed, head, first);
+            store(left, rank, grads.left, mix.slots, packed, head, first);
+            store(right, rank, grads.right, mix.slots, packed, head, first);
         });
     }
 
   private:
     // Store the slots of one panel. That of the first panel also zeroes the slots that no key reaches.
-    void store(const T* sums, int64_t width, T* to, int64_t slots, const PackedMix<T>& packed, int64_t batch,
-               int64_t head, int64_t first) const {
+    void store(const T* sums, int64_t width, T* to, int64_t slots, const PackedMix<T>& packed, int64_t head,
+               int64_t first) const {
         T* out = to + head * slots * width;
         if (first == 0) std::fill_n(out + packed.used * width, (slots - packed.used) * width, T(0));
         for (int64_t row = first; row < first + kPanel<T>; ++row) {
@@ -57,7 +66,7 @@ struct MixSums {
             if (slot >= packed.used) continue;
             for (int64_t x = 0; x < width; ++x) {
                 T sum = 0;
-                for (int64_t b = 0; b < batch; ++b) sum += sums[((b * heads + head) * width + x) * ld + row];
+                for (int64_t g = 0; g < groups; ++g) sum += sums[((g * heads + head) * width + x) * ld + row];
                 out[slot * width + x] = sum;
             }
         }
@@ -73,12 +82,12 @@ struct HeadMixGrad {
     Strided<T> gate;
 
     HeadMixGrad(const Mix<T>& m, const PackedMix<T>& packed, const MixSums<T>& sums,
-                const Strided<T>& grad_gate, int64_t batch, int64_t head, Direction direction)
+                const Strided<T>& grad_gate, int64_t batch, int64_t group, int64_t head, Direction direction)
         : mix(m, packed, batch, head, direction),
           reversed(m, packed, batch, head, opposite(direction)),
           ld(sums.ld),
           gate(grad_gate) {
-        const int64_t first = (batch * sums.heads + head) * ld;
+        const int64_t first = (group * sums.heads + head) * ld;
         const bool straight = direction == Direction::kStraight;
         scale = sums.scale + first;
         left = (straight ? sums.left : sums.right) + first * m.rank;

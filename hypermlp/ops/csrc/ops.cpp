@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "guard.h"
+#include "layer_ops.h"
 #include "parallel.h"
 #include "tensors.h"
 
@@ -377,4 +378,8 @@ STABLE_TORCH_LIBRARY_IMPL(hypermlp, CPU, m) {
     m.impl("native_decoding_step", hypermlp::guarded<TORCH_BOX(&hypermlp::native_decoding_step)>);
     m.impl("native_conv_pair", hypermlp::guarded<TORCH_BOX(&hypermlp::native_conv_pair)>);
     m.impl("native_conv_pair_backward", hypermlp::guarded<TORCH_BOX(&hypermlp::native_conv_pair_backward)>);
+    m.impl("native_project", hypermlp::guarded<TORCH_BOX(&hypermlp::native_project)>);
+    m.impl("native_project_grad", hypermlp::guarded<TORCH_BOX(&hypermlp::native_project_grad)>);
+    m.impl("native_read_out", hypermlp::guarded<TORCH_BOX(&hypermlp::native_read_out)>);
+    m.impl("native_read_out_grad", hypermlp::guarded<TORCH_BOX(&hypermlp::native_read_out_grad)>);
 }

@@ -1,6 +1,6 @@
 // PyTorch tensors at the boundary of the kernels: the checks that come before their memory is used, and the
-// conversion into the structs of kernels.h. Only this file and guard.h include PyTorch; ops.cpp is the only
-// one that includes them.
+// conversion into the structs of kernels.h. Only this file and guard.h include PyTorch; only ops.cpp and its
+// part layer_ops.h include them.
 #pragma once
 
 #include <torch/csrc/stable/library.h>

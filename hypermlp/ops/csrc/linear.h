@@ -1,0 +1,134 @@
+// Products of activations [N, inputs] with weights [outputs, inputs], and the gradients of the weights. All
+// threads share the work: row blocks of activations, or parts of a weight.
+#pragma once
+
+#include <vector>
+
+#include "gemm.h"
+#include "parallel.h"
+#include "scratch.h"
+
+namespace hypermlp {
+
+// N rows in blocks of whole tiles. The blocks depend on N alone; sums over blocks are added in order.
+struct RowBlocks {
+    int64_t rows, tiles, count;
+
+    explicit RowBlocks(int64_t rows_) : rows(rows_), tiles((rows + kTile - 1) / kTile) {
+        const int64_t least = (rows + kRows - 1) / kRows, most = (rows + kFewRows - 1) / kFewRows;
+        count = std::min((std::max(least, std::min<int64_t>(most, 16)) + 3) / 4 * 4, tiles);
+    }
+    int64_t begin(int64_t block) const { return std::min(rows, tiles * block / count * kTile); }
+    // The rows of the largest block.
+    int64_t most() const { return std::min(rows, (tiles + count - 1) / count * kTile); }
+
+  private:
+    static constexpr int64_t kFewRows = 72;
+};
+
+// A weight packed for y = x weight^T.
+template <typename T>
+struct PackedWeight {
+    const T* weight;
+    int64_t outputs, inputs;
+    T* panels;
+
+    static size_t need(int64_t outputs, int64_t inputs) {
+        return Arena::need<T>(padded<T>(outputs) * inputs);
+    }
+    PackedWeight(const T* weight_, int64_t outputs_, int64_t inputs_, Arena& arena)
+        : weight(weight_),
+          outputs(outputs_),
+          inputs(inputs_),
+          panels(arena.take<T>(padded<T>(outputs) * inputs)) {}
+    void pack(int64_t threads) const {
+        const int64_t step = inputs * kPanel<T>;
+        for_ranges(threads, in_panels<T>(outputs), [&](int64_t i) {
+            pack_panel<T>(inputs, outputs, View<T>{weight, 1, inputs}, i * kPanel<T>, panels + i * step);
+        });
+    }
+    // y[rows, outputs] = x[rows, inputs] weight^T
+    void apply(int64_t rows, const T* x, T* y) const {
+        multiply<T>(rows, outputs, inputs, {x, inputs, 1}, panels, inputs * kPanel<T>, y, outputs);
+    }
+};
+
+constexpr int64_t kPanelDepth = 256;  // rows of a panel that are packed at a time
+
+// The room for `panel` of the functions below.
+template <typename T>
+constexpr int64_t kPanelRoom = kPanelDepth* kPanel<T>;
+
+// c[rows, columns] from a[rows, depth] and one panel of columns, packed piece by piece: fill(k, count, panel)
+// writes its rows [k, k + count).
+template <typename T, Into into, typename Fill>
+void multiply_panel(int64_t rows, int64_t columns, int64_t depth, View<T> a, const Fill& fill, T* panel, T* c,
+                    int64_t ldc) {
+    for (int64_t k = 0; k < depth; k += kPanelDepth) {
+        const int64_t count = std::min(kPanelDepth, depth - k);
+        const View<T> part{a.data + k * a.column, a.row, a.column};
+        fill(k, count, panel);
+        if (k == 0)
+            multiply<T, into>(rows, columns, count, part, panel, 0, c, ldc);
+        else
+            multiply<T, Into::kAdd>(rows, columns, count, part, panel, 0, c, ldc);
+    }
+}
+
+// c[rows, inputs] from grad[rows, outputs] times weight[outputs, inputs].
+template <typename T, Into into>
+void multiply_weight(int64_t rows, int64_t outputs, int64_t inputs, const T* grad, const T* weight, T* panel,
+                     T* c) {
+    for (int64_t j = 0; j < inputs; j += kPanel<T>) {
+        const auto fill = [&](int64_t k, int64_t count, T* to) {
+            pack_panel<T>(count, inputs, View<T>{weight + k * inputs, inputs, 1}, j, to);
+        };
+        multiply_panel<T, into>(rows, std::min(inputs - j, kPanel<T>), outputs, {grad, outputs, 1}, fill,
+                                panel, c + j, inputs);
+    }
+}
+
+// The gradient of a weight, to[outputs, inputs] = grad[N, outputs]^T input[N, inputs], as tasks for several
+// threads. A task computes a panel of columns for some of the rows.
+template <typename T>
+struct WeightTask {
+    const T* grad;
+    int64_t outputs, first, rows;  // of which it computes `rows` from `first` on
+    int64_t inputs, column;
+    int64_t input;  // which input, as `fill` knows it
+    T* to;
+};
+
+template <typename T>
+void add_weight_tasks(std::vector<WeightTask<T>>& tasks, const T* grad, int64_t outputs, int64_t input,
+                      int64_t inputs, T* to) {
+    constexpr int64_t kMost = 264;  // rows of a task, a multiple of kTile
+    const int64_t parts = (outputs + kMost - 1) / kMost, tiles = (outputs + kTile - 1) / kTile;
+    for (int64_t part = 0; part < parts; ++part) {
+        const int64_t first = tiles * part / parts * kTile;
+        const int64_t last = std::min(tiles * (part + 1) / parts * kTile, outputs);
+        for (int64_t j = 0; j < inputs; j += kPanel<T>)
+            tasks.push_back({grad, outputs, first, last - first, inputs, j, input, to});
+    }
+}
+
+// Run all tasks, those with most rows first. fill(input, column, count, k, depth, panel) writes `count`
+// columns of an input, from `column` on, for its rows [k, k + depth), into a panel.
+template <typename T, typename Fill>
+void run_weight_tasks(std::vector<WeightTask<T>>& tasks, int64_t n, int64_t threads, const Fill& fill,
+                      const std::vector<T*>& panels) {
+    std::stable_sort(tasks.begin(), tasks.end(),
+                     [](const WeightTask<T>& a, const WeightTask<T>& b) { return a.rows > b.rows; });
+    for_each(threads, static_cast<int64_t>(tasks.size()), [&](int64_t i, int64_t worker) {
+        const WeightTask<T>& task = tasks[i];
+        const int64_t columns = std::min(task.inputs - task.column, kPanel<T>);
+        multiply_panel<T, Into::kNew>(
+            task.rows, columns, n, {task.grad + task.first, 1, task.outputs},
+            [&](int64_t k, int64_t depth, T* panel) {
+                fill(task.input, task.column, columns, k, depth, panel);
+            },
+            panels[worker], task.to + task.first * task.inputs + task.column, task.inputs);
+    });
+}
+
+}  // namespace hypermlp
