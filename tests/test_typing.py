@@ -35,7 +35,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mix: Mix | None) -> Tensor:
 
 def make(name: str) -> nn.Module:
     try:
-        return build_mixer(name, 64, max_length=128)
+        return build_mixer(name, hidden_size=64, max_length=128)
     except UserError as error:
         raise SystemExit(str(error)) from error
 
