@@ -1,4 +1,4 @@
-"""The scheme of the Triton backend: ``python docs/figures/gpu.py`` writes gpu-scheme.svg next to this file."""
+"""The scheme of the Triton backend: ``python docs/figures/gpu.py`` writes gpu-scheme.svg beside it."""
 
 from pathlib import Path
 

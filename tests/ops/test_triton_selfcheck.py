@@ -1,14 +1,17 @@
 """The self-check of the Triton kernels: when it runs, who decides, and what follows, with a fake GPU."""
 
 import json
+import re
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 from torch.distributed import HashStore
 
 from hypermlp.commands import info
-from hypermlp.ops import dispatch
+from hypermlp.layers import mixer
+from hypermlp.ops import api, dispatch
 from hypermlp.ops.arguments import Request
 from hypermlp.ops.dispatch import BACKENDS, choose_backend
 from hypermlp.ops.triton import selfcheck
@@ -156,3 +159,20 @@ def test_the_record_is_json(gpu):
     assert content["passed"] is True
     assert content["device"] == "Fake GPU"
     assert BACKENDS["triton"].distrusted() is None
+
+
+def test_the_first_lines_of_a_gpu_user(gpu, monkeypatch):
+    """The README's block runs with a fake device that is the CPU, and its requests would take the kernels."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (block,) = (b for b in re.findall(r"```python\n(.*?)```", readme, re.S) if '"cuda" if' in b)
+    seen = set()
+
+    def choose(name, request):
+        seen.add(choose_backend("auto", request._replace(device_type="cuda")).name)
+        return choose_backend("reference", request)
+
+    monkeypatch.setattr(api, "choose_backend", choose)
+    monkeypatch.setattr(mixer, "fuses", lambda layer, x: False)
+    exec(block.replace('"cuda" if', '"cpu" if'), {})
+    assert seen == {"triton"}
+    assert gpu.runs == len(selfcheck.cases())
