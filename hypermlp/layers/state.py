@@ -92,7 +92,7 @@ class DecodingState:
 
     @property
     def past(self) -> int | Tensor:
-        """The number of positions so far; a tensor on the device where the host does not know it."""
+        """``length`` as an int; for a ``StaticState`` after its first call, a tensor on the device."""
         return self._past
 
     @property
@@ -213,9 +213,13 @@ class DecodingState:
         return next((x.device for x in self.tensors()), None)
 
     def reorder(self, index: Tensor) -> Self:
-        """Make sequence ``index[i]`` sequence i, as beam search needs; the batch size becomes n.
+        """Select sequences, as beam search needs: the new sequence i is the old sequence ``index[i]``.
 
-        ``index``: integers ``[n]``, each between 0 and batch_size - 1; any other raises UserError.
+        Changes the state in place and returns it.
+
+        Args:
+            index: integers ``[n]``, each between 0 and batch_size - 1, in any order and with repetitions; n
+                becomes the batch size. Other values raise UserError.
         """
         index = torch.as_tensor(index)
         integer = not (index.is_floating_point() or index.is_complex() or index.dtype == torch.bool)
@@ -231,16 +235,22 @@ class DecodingState:
         self._change(lambda x: x.index_select(0, index.to(x.device)))
 
     def repeat(self, times: int) -> Self:
-        """Repeat each sequence ``times`` times in a row: 0, 1 becomes 0, 0, 1, 1 for 2."""
+        """Repeat each sequence ``times`` times (1 or more), like ``torch.repeat_interleave``.
+
+        For 2, sequences 0, 1 become 0, 0, 1, 1. Changes the state in place and returns it.
+        """
         require("times", times, is_integer(times) and times > 0, "a positive integer")
         return self.reorder(torch.arange(self.batch_size).repeat_interleave(times))
 
     def crop(self, length: int) -> Self:
-        """Forget all but the first ``length`` positions; 0 is always possible.
+        """Keep the first ``length`` positions and forget the later ones, in place; return the state.
 
-        UserError is raised, and nothing changed, if the state is shorter, if the layer is a recurrence, or if
-        its convolution or sliding window needs positions that were dropped: the last ``rollback`` positions
-        can always be removed.
+        A ``length`` of 0 empties any state. In a layer with a convolution or a sliding window, at least the
+        last ``rollback`` positions can be removed, and more as long as what they need was not dropped.
+
+        Raises:
+            UserError: if the state is shorter, if the layer is a recurrence, or if positions that the
+                convolution or the window needs were dropped. Nothing changes then.
         """
         if not 0 <= length <= self.length:
             raise UserError(
@@ -274,7 +284,10 @@ class DecodingState:
                 )
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move or cast, with the arguments of ``Tensor.to``; integers are only moved."""
+        """Move or cast the state in place, with the arguments of ``Tensor.to``, and return it.
+
+        Integers are only moved.
+        """
         self._change(lambda x: x.to(*args, **kwargs) if x.is_floating_point() else x)
         device = self.device
         if device is not None:
@@ -282,12 +295,15 @@ class DecodingState:
         return self
 
     def detach(self) -> Self:
-        """Cut the gradient: later calls do not reach back into earlier ones."""
+        """Cut the gradient, in place, and return the state: later backward passes stop here."""
         self._change(torch.detach)
         return self
 
     def clone(self) -> Self:
-        """Return an independent copy, for example to continue one prompt in two ways."""
+        """Return an independent copy, for example to continue one prompt in two ways.
+
+        Gradients flow through it.
+        """
         other = copy.copy(self)
         other._change(torch.clone)
         return other
@@ -305,7 +321,9 @@ class DecodingState:
 class MixerState(DecodingState):
     """The decoding state of a ``Mixer``: keys, values and, with a convolution, the latest inputs.
 
-    Its T positions are those that it received; registers are not stored.
+    Its T positions are those that it received; registers are not stored. Users call ``reorder``, ``repeat``,
+    ``crop``, ``clone``, ``to`` and ``detach``, and read ``batch_size`` and ``length``; the other methods are
+    for authors of layers. ``DecodingState`` has an example.
     """
 
     @property
