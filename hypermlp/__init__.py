@@ -27,8 +27,8 @@ Glossary:
                   activated scores before the values are read
     register      a learned input vector that every position sees in addition to its context
 
-Wrong values of arguments raise ``hypermlp.errors.UserError``, a ``ValueError``; an unknown keyword of a
-function raises ``TypeError``, as usual in Python.
+Wrong values of arguments raise ``hypermlp.errors.UserError``, a ``ValueError``; an unknown keyword
+raises ``TypeError``, or ``UserError`` where settings have names of their own (labels, baselines, models).
 
 Example::
 

@@ -45,10 +45,12 @@ class MixerConfig:
         canon: whether the projected queries, keys and values each have a Canon layer (Allen-Zhu, 2025):
             ``u + conv(u)``, depthwise and causal, always with 4 taps (False). It excludes registers.
         num_registers: number of registers, learned input vectors of width D that every position can also see
-            (0). They come in addition to max_length: the mixes have max_length + num_registers slots.
+            (0). They stand before the first position, as its oldest context, and come in addition to
+            max_length: the mixes have max_length + num_registers slots. In layout "lag" they are the last
+            num_registers of the n slots that exist, in "forward" the first.
         sliding_window: how many positions each position sees, itself included, at most max_length; None, the
             default, for all. The input may then have any length, and decoding keeps O(sliding_window)
-            positions.
+            positions. The convolution at a position sees that position's own window.
         rope_theta: base of the rotary frequencies (10,000).
         eps: added to the squared norm of the scores (1e-12), at least 2**-126; "softmax" has no norm.
         init_std: standard deviation of the normally distributed initial weights (0.02); biases and diagonals

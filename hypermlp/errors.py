@@ -6,9 +6,9 @@ LONGEST_LINE = 300  # characters of another library's message
 class UserError(ValueError):
     """The input is wrong. The message states the offending value, the allowed values and what to do.
 
-    The package raises it for wrong values of arguments, before any work starts. It is a ``ValueError``, so
-    ``except ValueError`` catches it too. The command line prints the message alone; any other exception is a
-    bug and keeps its traceback.
+    The package raises it for wrong values of arguments, before the call changes anything. It is a
+    ``ValueError``, so ``except ValueError`` catches it too. The command line prints the message alone; there,
+    any other exception is a bug and keeps its traceback.
 
     Example::
 

@@ -6,15 +6,17 @@ rank      q divides the width of queries and keys by ``compression`` (4), v that
           a side that is not named has the full width ``hidden_size``
 mix       1 mixes before the activation, 2 after it, 12 both. A following o puts the slots in lag order
           (slot 0 is the newest position); without it the layout is "forward" (slot 0 is the oldest)
-!         the last character: neither q nor v pays for the gates or mixes, so the layer has more parameters
-          than attention. A mix without q or v needs it; for the feature g alone it is optional
+!         the last character. q or v (not both) shrinks the projections, so that gates and mixes fit into the
+          parameters of attention; ! marks a label without q or v that has more. It changes nothing in the
+          layer. A mix without q or v needs it; for the feature g alone it is optional
 
 An empty part is left out together with its hyphen: "S" is plain softmax attention, "S-p" has RoPE, "R-c-q"
 has no mix, "R-12o!" has no features and full width. "G-cg-q-12o" is HyperGLU: glu (G), convolution (c) and
 gates (g), queries and keys at a quarter of the width (q), both mixes (12), in lag order (o).
 
 ``PAPER_ROWS`` maps each of the 33 labels of the paper's Table 1 to its numbers (``PaperRow``).
-``PROBABLE_READING`` maps a printed label to the one that its numbers fit, which the paper probably ran.
+``PROBABLE_READING`` maps two printed labels, whose scores do not fit them, to those that the paper probably
+ran. ``from_label`` always builds the label as it is written.
 """
 
 import re

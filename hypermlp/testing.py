@@ -62,7 +62,8 @@ def op_inputs(
         dtype, device, seed: of the tensors and of the random numbers, which are drawn in float64 on the CPU.
 
     Returns:
-        an ``OpInputs``, to be passed on as ``hyper_attention(*inputs, activation=activation)``.
+        an ``OpInputs`` (q, k, v, mix1, mix2), to be passed on as ``hyper_attention(*inputs,
+        activation=activation)``.
 
     Example::
 
@@ -140,6 +141,7 @@ def assert_close(
     beside others.
 
     Args:
+        tolerance: as above.
         floor: the smallest magnitude that errors are measured against, for results that may be all zero.
         what: name of the result in the message.
 
@@ -168,12 +170,14 @@ def assert_no_worse(
 ) -> None:
     """Raise AssertionError unless the error of ``actual`` is at most ``factor`` times that of plain PyTorch.
 
-    Four roundings in the dtype of ``actual`` are allowed on top. Errors are those of ``relative_error``.
+    An error is the largest difference from ``exact`` over the largest magnitude of ``exact``. Four roundings
+    in the dtype of ``actual`` are allowed on top.
 
     Args:
         actual: the result to judge.
         plain: the same computation in plain PyTorch, in the same dtype.
         exact: the same computation in float64.
+        factor: how many times the error of ``plain`` is allowed (2).
         what: name of the result in the message.
     """
     error, allowed = relative_error(actual, exact), factor * relative_error(plain, exact)

@@ -88,7 +88,10 @@ class Capture:
 
     @property
     def rho(self) -> Tensor:
-        """``[B, H, T]``: sqrt(‖h‖² + eps), by which "relu" and "glu" divide the (gate) pre-activations h."""
+        """``[B, H, T]``: sqrt(‖h‖² + eps), by which "relu" and "glu" divide the (gate) pre-activations h.
+
+        "softmax" does not use it.
+        """
         gate = self.trace.pre_activation[:, : self.config.num_heads]
         return (gate.square().sum(-1) + self.config.eps).sqrt()
 
@@ -162,10 +165,11 @@ class Capture:
         return U, V
 
     def contributions(self, t: int, batch: int = 0) -> Tensor:
-        """Return what every token adds to the layer's output at position t, ``[H, K, D]``; the sum over heads
-        and keys is the output.
+        """Return what the value of every key adds to the layer's output at position t, ``[H, K, D]``; the sum
+        over heads and keys is the output.
 
-        The contributions are exact: given the active slots and the norm, a head is linear in its values.
+        All weights and gates keep their values: given these, a head is linear in its values, and the sum is
+        exact. With a convolution, the value of key k comes from the inputs k - conv_kernel + 1 to k.
         """
         weighted = self.trace.weights_of_keys[batch, :, t, :, None] * self.heads.v[batch].transpose(0, 1)
         return torch.stack([self.read_out(values, head, t, batch) for head, values in enumerate(weighted)])

@@ -117,14 +117,15 @@ class SequenceMixer(nn.Module):
 
         Args:
             batch_size: number of sequences.
-            rollback: how many of the latest positions ``state.crop`` can always remove again in a layer with
-                a convolution or a sliding window, which need earlier ones (128). Without these, any number
-                can be removed; in a recurrence, none.
+            rollback: how many of the latest positions ``state.crop`` can always remove again (128). It
+                matters with a convolution or a sliding window, where the state drops older rows: a larger
+                value keeps more of them. Without both, any number can be removed; in a recurrence, none.
             capacity: make a state of fixed size that holds this many positions (a ``StaticState``): a step
-                has the same shapes and addresses at every position, for torch.compile and CUDA graphs. A
-                call that exceeds it raises, unless a window lets older positions be overwritten. Use it under
-                ``torch.no_grad()``. Baselines and layers with registers or Canon layers have no such state.
-                None, the default, makes a state that grows.
+                has the same shapes and addresses at every position, for torch.compile and CUDA graphs. A call
+                that exceeds it raises, unless a sliding_window, or a window in ``starts`` with every call,
+                lets older positions be overwritten; max_length still limits what a position sees. Use it
+                under ``torch.no_grad()``. Baselines and layers with registers or Canon layers have no such
+                state. None, the default, makes a state that grows.
 
         Returns:
             a ``MixerState`` for a ``Mixer`` (with ``capacity``, its subclass ``StaticState``), a
@@ -158,6 +159,10 @@ class SequenceMixer(nn.Module):
     ) -> Tensor:
         """Mix ``x`` along the sequence: the output at a position depends on the positions that it sees.
 
+        In a window, the keys and values of the oldest visible positions also depend on earlier inputs, which
+        their convolution sees through windows of their own; nothing reaches beyond the beginning of a
+        document, or into padding.
+
         Args:
             x: ``[B, T, D]``: B sequences of T positions of width D = ``hidden_size``, in the layer's dtype
                 and on its device (under autocast, any floating dtype).
@@ -167,10 +172,11 @@ class SequenceMixer(nn.Module):
                 count from 0 at the first input of the sequence (with a state, the first that it received),
                 padding included, registers not. Values lie between 0 and position + 1 (the position sees
                 nothing: it is padding) and do not decrease along T. ``[B]`` is the number of positions of
-                left padding; ``[B, T]`` describes packed documents (where the position's document begins) or
-                a window of w positions (``max(0, position - w + 1)``). None: every position sees all
-                positions up to its own. With a state, the last ``starts`` is reused until a new one is
-                passed, which suits padding and documents; a window must pass it with every call.
+                left padding, at most the length; ``[B, T]`` describes packed documents (where the position's
+                document begins) or a window of w positions (``max(0, position - w + 1)``). None: every
+                position sees all positions up to its own. With a state, the last ``starts`` is reused until a
+                new one is passed, which suits padding and documents; a window must pass it with every call.
+                Padding on the right needs no ``starts``: later positions never influence earlier ones.
             cu_seqlens: integers ``[N + 1]``, the cumulative lengths of N sequences that are packed into one
                 row (B = 1), in the place of ``starts``: 0, and where each sequence ends. A state must be
                 empty.

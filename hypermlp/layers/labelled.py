@@ -53,7 +53,8 @@ class HyperMLP(_Labelled):
     Args:
         hidden_size: width D of the input and the output, a multiple of compression and of num_heads.
         max_length: the most positions that one position can see. Longer input raises unless the argument
-            ``starts`` of ``forward`` limits every position to a window.
+            ``starts`` of ``forward`` limits every position to a window. ``Mixer.from_label`` builds layers
+            with a fixed window (``sliding_window``).
         num_heads: number of heads (2).
         compression: divides the width of queries and keys (4): over all heads they have ``hidden_size /
             compression`` channels, which must be a multiple of num_heads. Values keep ``hidden_size``.
@@ -96,7 +97,8 @@ class HyperGLU(_Labelled):
     Args:
         hidden_size: width D of the input and the output, a multiple of compression and of num_heads.
         max_length: the most positions that one position can see. Longer input raises unless the argument
-            ``starts`` of ``forward`` limits every position to a window.
+            ``starts`` of ``forward`` limits every position to a window. ``Mixer.from_label`` builds layers
+            with a fixed window (``sliding_window``).
         num_heads: number of heads (2).
         compression: divides the width of queries and keys (4): over all heads they have ``hidden_size /
             compression`` channels, which must be a multiple of 2 num_heads. Values keep ``hidden_size``.

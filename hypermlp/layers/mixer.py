@@ -60,8 +60,9 @@ class Mixer(SequenceMixer):
     of the learned diag ``[num_slots]``, left and right ``[num_slots, rank]``, and with W ``[D, rank]``, b
     ``[rank]``. Every gate has its own W and b; the feature gates have one output for each channel of q and o.
     A head of "glu" has two branches, h_gate and h_scale, each with its own q, K and R1; otherwise it has one.
-    R2, V and the output gate belong to the head. The convolutions act on each channel of the inputs, one for
-    keys and one for values. The configuration switches each part on or off.
+    R2, V and the output gate belong to the head. The convolutions act on each channel of the inputs along
+    time, before the rows are put in slot order, one for keys and one for values. The configuration switches
+    each part on or off; ``MixerConfig`` describes registers and Canon layers, which are not in the formula.
 
     Args:
         config: every switch, as ``MixerConfig`` documents them. ``Mixer.from_label`` builds one from a label.
@@ -110,8 +111,8 @@ class Mixer(SequenceMixer):
         """Build the layer of a label of the paper's design study, such as "R-cg-q-12o"; always a ``Mixer``.
 
         ``settings`` are what a label leaves open: compression (4), num_heads (2), rank (16), conv_kernel (4),
-        num_registers (0), canon (False), rope_theta (10,000), eps (1e-12), init_std (0.02), qk_width and
-        vo_width. ``MixerConfig.from_label`` documents them and what raises.
+        num_registers (0), canon (False), sliding_window (None), rope_theta (10,000), eps (1e-12), init_std
+        (0.02), qk_width and vo_width. ``MixerConfig.from_label`` documents them and what raises.
         """
         return Mixer(
             MixerConfig.from_label(label, hidden_size=hidden_size, max_length=max_length, **settings)

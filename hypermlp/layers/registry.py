@@ -80,7 +80,8 @@ def build_mixer(name: str, *, hidden_size: int, max_length: int, **settings: Any
     """Build a sequence mixer, ``[B, T, hidden_size] -> [B, T, hidden_size]``, by its name.
 
     The layers are called, decode and take ``starts`` like a ``Mixer``. A recurrent baseline (all but softmax,
-    softmax-naive, diff and fox) accepts no sliding window, and its state cannot be cropped.
+    softmax-naive, diff and fox) accepts no window in ``starts``, and its state cannot be cropped. Labels,
+    softmax and diff have the setting ``sliding_window``.
 
     Args:
         name: "HyperGLU", "HyperMLP", a label, such as "G-cg-q-12o" (see ``hypermlp.label``), or a baseline:
@@ -89,17 +90,18 @@ def build_mixer(name: str, *, hidden_size: int, max_length: int, **settings: Any
             "fox".
         hidden_size: width of the input and the output.
         max_length: for a label, the most positions that one position can see. Baselines accept longer input.
-        settings: for a label, ``compression`` (4) and what else ``MixerConfig.from_label`` accepts. For a
-            baseline, ``init_std`` and the fields of its configuration: ``num_heads`` (0, the default, derives
-            it from the published width of a head; mamba and hgrn have no heads), ``rope_theta`` (softmax,
-            softmax-naive, retnet, diff), ``expand_v`` (retnet, gated-deltanet), ``gate_rank`` (gla),
-            ``conv_kernel`` (deltanet, gated-deltanet, mamba, path), ``num_slots`` (gsa), ``expand``,
-            ``state_size``, ``step_rank`` (mamba), ``rank`` (path), ``lambda_init`` (diff).
-            ``help(hypermlp.layers.baselines.gla.GlaConfig)`` and so on explain them; ``layer.config`` shows
-            the values.
+        settings: for a label (HyperGLU is G-cg-q-12o, HyperMLP R-cg-q-12o), ``compression`` (4) and what else
+            ``MixerConfig.from_label`` accepts. For a baseline, ``init_std`` and the fields of its
+            configuration: ``num_heads`` (0, the default, derives it from the published width of a head; mamba
+            and hgrn have no heads), ``rope_theta`` (softmax, softmax-naive, retnet, diff), ``expand_v``
+            (retnet, gated-deltanet), ``gate_rank`` (gla), ``conv_kernel`` (deltanet, gated-deltanet, mamba,
+            path), ``num_slots`` (gsa), ``expand``, ``state_size``, ``step_rank`` (mamba), ``rank`` (path),
+            ``lambda_init`` (diff). ``help(hypermlp.layers.baselines.gla.GlaConfig)`` and so on explain them;
+            ``layer.config`` shows the values.
 
     Returns:
-        a ``Mixer``, or a ``hypermlp.layers.baselines.base.Baseline``.
+        a ``Mixer`` for a label, "HyperGLU" and "HyperMLP"; for a baseline, a
+        ``hypermlp.layers.baselines.base.Baseline``.
 
     Raises:
         UserError: for an unknown name or setting, or a value that is not allowed.

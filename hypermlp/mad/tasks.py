@@ -141,11 +141,11 @@ def generate(
 
     Returns:
         an ``Example``, a named tuple of ``inputs`` and ``targets``. There are seq_len positions, or seq_len -
-        1 for in-context and noisy recall, whose inputs and targets are one sequence, shifted.
-        ``targets[i, t]`` is what the model must output at position t, so it needs no further shift; -100
-        (``IGNORED``) is not scored. The three in-context recall tasks score every next token in training,
-        only values of repeated keys in the test. For compression, the targets equal the inputs: the benchmark
-        decodes all of them from the model's output at the last position.
+        1 for in-context and noisy recall, whose inputs and targets are one sequence, shifted. Except for
+        compression, ``targets[i, t]`` is what the model must output at position t, so it needs no further
+        shift; -100 (``IGNORED``) is not scored. The three in-context recall tasks score every next token in
+        training, only values of repeated keys in the test. For compression, the targets equal the inputs, and
+        all of them must be decoded from the model's output at the last position alone, as the benchmark does.
 
     Raises:
         UserError: for an unknown name, or a value that is not allowed.

@@ -168,7 +168,7 @@ def benchmark(
     Every training uses a model of two blocks, each the mixer and a SwiGLU MLP, with the seed 12345.
 
     Args:
-        mixer: a label such as "G-cg-q-12o"; the name of a baseline such as "gla"
+        mixer: "HyperGLU", "HyperMLP"; a label such as "G-cg-q-12o"; the name of a baseline such as "gla"
             (``hypermlp.layers.BASELINES`` has all); "package.module:function"; or a function
             ``make(hidden_size=..., max_length=...)`` that returns a causal module ``[B, T, D] -> [B, T, D]``.
             It is called with the grid's width (128; 32 for "smoke") and the length of the task's sequences.
@@ -183,7 +183,8 @@ def benchmark(
 
     Returns:
         ``Scores``. ``result.scores[mixer][task]`` is an accuracy between 0 and 1; ``print(result)`` shows a
-        table in percent, with published values in brackets. A function's key is its ``__name__``.
+        table in percent, with the published values of the full grid in brackets. The key of a mixer is the
+        text that was given; that of a function is its ``__name__``.
 
     Raises:
         UserError: for an unknown name, or a mixer that fails, is not causal or changes the shape; before any

@@ -56,13 +56,15 @@ class HyperMLPConfig(PreTrainedConfig):
         num_heads: heads of a label's layer (2); num_attention_heads is another name of it. It does not apply
             to baselines: they have heads of their published width, unless ``baseline_settings`` says
             otherwise.
-        max_position_embeddings: the longest sequence (1024), registers not counted. Longer input raises
-            UserError (a model of baselines alone accepts it), and ``generate`` ends there, unless all labels
-            have a sliding window.
+        max_position_embeddings: the most positions that one position can see (1024), registers not counted.
+            Longer input raises UserError (a model of baselines alone accepts it); a packed row may be longer
+            if none of its documents is. ``generate`` ends there with a warning, unless all labels have a
+            sliding window.
         sliding_window: how many positions each position sees, itself included (None: all), at most
             max_position_embeddings; or a list with a number or None for each layer, such as ``[64, None]``.
-            Labels, "softmax" and "diff" can have a window. Decoding then keeps O(sliding_window) positions,
-            and ``generate`` has no end.
+            Labels, "softmax" and "diff" can have a window. Decoding then keeps O(sliding_window) positions.
+            If all labels have a window and learned_positions is False, max_position_embeddings does not limit
+            ``generate``.
         vocab_size: number of tokens (50304).
         block: "gpt2" (LayerNorm, GELU; the initial weights of the two matrices that add to the residual
             stream have the standard deviation initializer_range / sqrt(2 num_hidden_layers); the default) or

@@ -132,8 +132,8 @@ class HyperMLPPreTrainedModel(PreTrainedModel):
         Args:
             n: the new ``config.max_position_embeddings``, at least every ``sliding_window``.
             method: the parameters of added slots, and of added learned positions: "repeat", the default,
-                takes those of the far half again and again (slot l takes those of L / 2 + l mod L / 2 of L
-                slots), "mean" the mean of the last 32, "zero" zeros.
+                takes those of the far half again and again (of L old slots, the i-th new one takes slot h +
+                i mod (L - h), with h = L // 2), "mean" the mean of the last 32, "zero" zeros.
 
         Raises:
             UserError: for a value that is not allowed; the model is then unchanged.
@@ -213,7 +213,8 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
 
         Args:
             input_ids: ``[B, T]``; or inputs_embeds instead.
-            attention_mask: ``[B, P + T]``: 1 for tokens, 0 for padding on the left or on the right.
+            attention_mask: ``[B, P + T]``: 1 for tokens, 0 for padding on the left or on the right. After
+                padding on the right, no token can follow from the cache.
             position_ids: ``[B or 1, T]``. If there is no mask, no filled cache and no document_ids, a
                 document begins wherever they do not increase by 1. Their values matter for
                 ``learned_positions`` only; RoPE and the mixes count from the beginning of the document.
@@ -344,7 +345,7 @@ class HyperMLPForCausalLM(HyperMLPPreTrainedModel, Generation, PaddedGenerationM
         Args:
             labels: ``[B, T]``, aligned with input_ids (usually input_ids itself) and shifted inside: position
                 t is scored on ``labels[:, t + 1]``, also where a packed document begins at t + 1. Labels of
-                -100 are not scored.
+                -100 are not scored; set them for padding, which attention_mask does not exclude.
             logits_to_keep: compute the logits of this many last positions, or of the positions with these
                 indices; 0, the default, for all. With labels, leave it at 0.
             skip_logits: with labels, compute the loss in chunks and return no logits, which saves memory
@@ -352,7 +353,8 @@ class HyperMLPForCausalLM(HyperMLPPreTrainedModel, Generation, PaddedGenerationM
                 and if the head is an adapter, sharded, quantised or has hooks.
 
         Returns:
-            ``loss`` (mean cross entropy in nats, None without labels), ``logits`` ``[B, T or fewer,
+            ``loss`` (cross entropy in nats, None without labels: the mean over scored labels or, if
+            transformers passes ``num_items_in_batch``, the sum divided by it), ``logits`` ``[B, T or fewer,
             vocab_size]`` (None if skipped), ``past_key_values`` and ``hidden_states`` (None unless asked
             for).
         """

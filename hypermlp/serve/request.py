@@ -77,7 +77,7 @@ def parse_completion(body: Any) -> Completion:
     fits = parsed.seed is None or (_whole(parsed.seed, 0) and parsed.seed < SEEDS)
     _require("seed", parsed.seed, fits, "a whole number of at least 0, below 2**63")
     fits = isinstance(parsed.stop, list) and len(parsed.stop) <= MOST_STOPS
-    fits = fits and all(isinstance(text, str) and text for text in parsed.stop)
+    fits = fits and all(_is_text(text) for text in parsed.stop)
     _require("stop", parsed.stop, fits, f"a text, or a list of at most {MOST_STOPS}, none empty")
     return parsed
 
@@ -85,9 +85,17 @@ def parse_completion(body: Any) -> Completion:
 def _prompt(value: Any) -> str:
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
-    _require("prompt", value, isinstance(value, str) and value != "", "one text that is not empty")
+    _require("prompt", value, _is_text(value), "one text that is not empty")
     assert isinstance(value, str)
     return value
+
+
+def _is_text(value: object) -> bool:
+    """Return True for a text that is not empty and has UTF-8: JSON can also hold half a surrogate pair."""
+    try:
+        return isinstance(value, str) and len(value.encode()) > 0
+    except UnicodeEncodeError:
+        return False
 
 
 def _whole(value: object, least: int) -> bool:

@@ -6,16 +6,7 @@ import torch
 from torch import Tensor
 
 from hypermlp.theory.check import check, far, largest, provided, size
-from hypermlp.theory.objects import (
-    Step,
-    T,
-    full,
-    random_layer,
-    random_query,
-    random_rows,
-    random_step,
-    times,
-)
+from hypermlp.theory.objects import Step, T, full, random_layer, random_query, random_rows, random_step, times
 
 
 class Measure(NamedTuple):

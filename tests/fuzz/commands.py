@@ -11,8 +11,8 @@ from collections import Counter
 from pathlib import Path
 
 from fuzz import isolated
-from fuzz.core import Case, Finding, Part
-from fuzz.fixtures import Fixtures, command_problem
+from fuzz.core import Case, Finding
+from fuzz.fixtures import CommandPart, Fixtures, command_problem
 from hypermlp.cli import COMMANDS, implementation
 
 NOT_NUMBERS = ("abc", "", "--", "1e", "0x1g", "1,5", "½x", "None", "[]")
@@ -224,23 +224,10 @@ def base(name: str, fixtures: Fixtures) -> list[str]:
     }.get(name, [])
 
 
-class Commands(Part):
+class Commands(CommandPart):
     name = "commands"
     limit = 300.0
     seconds = 90.0
-
-    def __init__(self, folder: Path):
-        super().__init__(folder)
-        self._fixtures: Fixtures | None = None
-
-    @property
-    def fixtures(self) -> Fixtures:
-        if self._fixtures is None:
-            self._fixtures = Fixtures(self.folder / "fixtures")
-        return self._fixtures
-
-    def close(self):
-        isolated.close()
 
     def draw(self, rng: random.Random) -> Case:
         name = rng.choice(list(COMMANDS))

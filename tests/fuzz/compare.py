@@ -38,6 +38,16 @@ def by_position(name: str, x: np.ndarray) -> np.ndarray:
     return np.abs(x).max(axis=tuple(range(kept, x.ndim)))
 
 
+def shares(errors: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    """Return each error as a share of what is allowed."""
+    return np.minimum(errors / np.maximum(allowed, 1e-300), 1e300)
+
+
+def worst_place(share: np.ndarray) -> tuple[int, ...] | None:
+    """Return the place of the largest share; None if no error exceeds what is allowed."""
+    return tuple(map(int, np.unravel_index(np.argmax(share), share.shape))) if share.max() > 1 else None
+
+
 class Expected:
     """The oracle's results for one case, and the errors that it allows in a dtype.
 
@@ -108,12 +118,12 @@ class Expected:
             if not torch.isfinite(actual).all():
                 raise Finding(f"not finite: {what}", f"{name} has NaN or infinity")
             errors, allowed = self.errors(name, actual), self.allowed(name, plain)
-            share = np.minimum(errors / np.maximum(allowed, 1e-300), 1e300)
-            if share.max() > 1:
-                place = np.unravel_index(np.argmax(share), share.shape)
+            share = shares(errors, allowed)
+            place = worst_place(share)
+            if place is not None:
                 raise Finding(
                     f"wrong: {what} {name}",
-                    f"{name} at {tuple(map(int, place))} is off by {errors[place]:.3g}; allowed "
+                    f"{name} at {place} is off by {errors[place]:.3g}; allowed "
                     f"{allowed[place]:.3g}; largest exact value there {by_position(name, exact)[place]:.3g}",
                 )
             size = float(np.abs(exact).max())

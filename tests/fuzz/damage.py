@@ -13,8 +13,8 @@ from collections import Counter
 from pathlib import Path
 
 from fuzz import isolated
-from fuzz.core import Case, Finding, Part
-from fuzz.fixtures import Fixtures, command_problem
+from fuzz.core import Case, Finding
+from fuzz.fixtures import CommandPart, command_problem
 
 WAYS = (
     "flip",
@@ -85,23 +85,10 @@ COMMANDS = {  # what is damaged -> commands that read it; RUN, RECIPE, RECORDS a
 }
 
 
-class Damage(Part):
+class Damage(CommandPart):
     name = "damage"
     limit = 400.0
     seconds = 120.0
-
-    def __init__(self, folder: Path):
-        super().__init__(folder)
-        self._fixtures: Fixtures | None = None
-
-    @property
-    def fixtures(self) -> Fixtures:
-        if self._fixtures is None:
-            self._fixtures = Fixtures(self.folder / "fixtures")
-        return self._fixtures
-
-    def close(self):
-        isolated.close()
 
     def draw(self, rng: random.Random) -> Case:
         what = rng.choice(("run", "run", "checkpoint", "data", "data", "recipe", "records"))

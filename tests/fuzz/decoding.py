@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from fuzz import layer_oracle
+from fuzz.compare import shares, worst_place
 from fuzz.core import Case, Finding, Part
 from hypermlp.errors import UserError
 from hypermlp.label import PAPER_ROWS
@@ -330,9 +331,8 @@ class Program:
         for name, error in (("plain", plain_errors), (self.case["backend"], errors)):
             if not np.isfinite(error).all():
                 raise Finding(f"not finite: {dtype}", f"backend {name}")
-            share = error / np.maximum(allowed[name], 1e-300)
-            if share.max() > 1:
-                place = np.unravel_index(np.argmax(share), share.shape)
+            place = worst_place(shares(error, allowed[name]))
+            if place is not None:
                 raise Finding(
                     f"wrong output: {dtype}",
                     f"{self.case['mixer']}, {name}, sequence {place[0]}, position {wanted[place[1]]}: off by "

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from fuzz import isolated
-from fuzz.core import Finding
+from fuzz.core import Finding, Part
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 RECIPE = {
@@ -47,6 +47,23 @@ class Fixtures:
             if path.stat().st_size < 30_000:
                 shutil.copy(path, self.records / path.name)
         assert any("kind" in json.loads(path.read_text()) for path in self.records.iterdir())
+
+
+class CommandPart(Part):
+    """A fuzzer that runs commands in processes of their own, on files that are made once."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        self._fixtures: Fixtures | None = None
+
+    @property
+    def fixtures(self) -> Fixtures:
+        if self._fixtures is None:
+            self._fixtures = Fixtures(self.folder / "fixtures")
+        return self._fixtures
+
+    def close(self):
+        isolated.close()
 
 
 def command_problem(name: str, result: isolated.Result, *, refused: bool) -> tuple[str, str] | None:

@@ -1,7 +1,5 @@
 """Registers are the oldest rows of every context, and the contract holds with them."""
 
-import itertools
-
 import pytest
 import torch
 
@@ -16,6 +14,7 @@ from tests.layers.test_contract import (
     LENGTH,
     TIGHT,
     assert_all_close,
+    assert_packed_documents_are_separate,
     data,
     in_chunks,
     with_gradients,
@@ -94,18 +93,7 @@ def test_left_padding_changes_nothing(layer):
 
 
 def test_packed_documents_each_have_their_own(layer):
-    x, cuts = data(), [[0, 3, 4, 9, LENGTH], [0, 6, LENGTH]]
-    starts = torch.tensor([[max(c for c in row[:-1] if c <= t) for t in range(LENGTH)] for row in cuts])
-    out, grad = with_gradients(layer, x, lambda x: layer(x, starts=starts))[:2]
-    with torch.no_grad():
-        assert_close(in_chunks(layer, x, (2, 5, 1, 3), starts), out, tolerance=TIGHT)
-    for b, row in enumerate(cuts):
-        for first, last in itertools.pairwise(row):
-            document = x[b : b + 1, first:last].clone().requires_grad_()
-            alone = layer(document)
-            assert_close(out[b : b + 1, first:last], alone, tolerance=TIGHT)
-            expected = torch.autograd.grad(alone, document, data(seed=4)[b : b + 1, first:last])[0]
-            assert_close(grad[b : b + 1, first:last], expected, tolerance=TIGHT)
+    assert_packed_documents_are_separate(layer)
 
 
 @pytest.mark.parametrize("label", LABELS)

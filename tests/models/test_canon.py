@@ -24,18 +24,9 @@ LENGTH = 17
 
 def make(canon="ABCD", mixer="S-p", block="gpt2", **settings):
     torch.manual_seed(0)
-    config = HyperMLPConfig(
-        mixer=mixer,
-        canon=canon,
-        block=block,
-        hidden_size=16,
-        num_hidden_layers=2,
-        intermediate_size=24,
-        max_position_embeddings=32,
-        vocab_size=50,
-        rank=3,
-        **settings,
-    )
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 24, "vocab_size": 50, "rank": 3}
+    sizes["max_position_embeddings"] = 32
+    config = HyperMLPConfig(mixer=mixer, canon=canon, block=block, **sizes, **settings)
     return randomise_(HyperMLPForCausalLM(config)).double().eval()
 
 

@@ -113,6 +113,15 @@ def test_what_is_not_possible_is_refused_with_the_reason(client, body, message):
     assert message in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("name", ["prompt", "stop"])
+def test_half_a_surrogate_pair_is_refused(client, name):
+    """JSON can hold it, but it is no text: it has no UTF-8."""
+    body = json.dumps({"prompt": "def f"} | {name: "\ud800"}).encode()
+    answer = client.post("/v1/completions", content=body)
+    assert answer.status_code == 400
+    assert f"{name} is '\\ud800'" in answer.json()["error"]["message"]
+
+
 def test_a_chat_is_refused_with_the_way_out(client):
     answer = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}]})
     assert answer.status_code == 400
