@@ -33,8 +33,8 @@ def require_private(folder: Path) -> None:
     for path in (folder.parent, folder):
         try:
             found = path.stat()
-        except FileNotFoundError:
-            continue
+        except OSError:
+            continue  # nothing can be loaded from there, and building reports the reason
         foreign = found.st_uid not in (os.getuid(), 0)
         by_group = found.st_mode & stat.S_IWGRP and found.st_gid not in (os.getgid(), 0)
         by_others = found.st_mode & stat.S_IWOTH and not (found.st_mode & stat.S_ISVTX and path != folder)

@@ -57,7 +57,7 @@ def test_contradictions_raise(settings, message):
 
 
 def test_from_label_refuses_unknown_and_contradicting_settings():
-    with pytest.raises(ValueError, match="unknown setting 'ranks'; allowed: compression, activation"):
+    with pytest.raises(ValueError, match="unknown setting 'ranks'; allowed: compression, canon, conv_kernel"):
         MixerConfig.from_label("S", hidden_size=64, max_length=8, ranks=3)
     with pytest.raises(ValueError, match="label 'S' already sets rope"):
         MixerConfig.from_label("S", hidden_size=64, max_length=8, rope=True)

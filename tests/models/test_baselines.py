@@ -89,7 +89,7 @@ def test_settings_of_a_baseline_are_checked():
         ("gla", {"gla": {"heads": 2}}, "gla has no setting 'heads'"),
         ("gla", {"num_heads": 2}, "settings of the model's baselines \\(gla\\), by name"),
         ("S-p", {"gla": {"num_heads": 2}}, "settings of the model's baselines \\(it has none\\)"),
-        ("gla", {"gla": {"hidden_size": 2}}, "the model sets the widths"),
+        ("gla", {"gla": {"hidden_size": 2}}, "the model sets the rest"),
     ):
         with pytest.raises(ValueError, match=message):
             make(mixer, baseline_settings=settings)

@@ -1,6 +1,7 @@
 """The server answers like OpenAI's API, and refuses what it cannot do with a reason."""
 
 import json
+import re
 import threading
 import time
 
@@ -119,7 +120,7 @@ def test_half_a_surrogate_pair_is_refused(client, name):
     body = json.dumps({"prompt": "def f"} | {name: "\ud800"}).encode()
     answer = client.post("/v1/completions", content=body)
     assert answer.status_code == 400
-    assert f"{name} is '\\ud800'" in answer.json()["error"]["message"]
+    assert re.match(rf"{name} is \[?'\\ud800'", answer.json()["error"]["message"])
 
 
 def test_a_chat_is_refused_with_the_way_out(client):
