@@ -26,7 +26,8 @@ def run(place, *arguments):
     environment = {**os.environ, "PYTHONPATH": str(place)}
     environment.pop("TRITON_INTERPRET", None)
     command = [sys.executable, "-m", "hypermlp", "gpu-check", "--interpret", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    # `python -m` looks into the working directory first.
+    return subprocess.run(command, env=environment, cwd=place, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow
