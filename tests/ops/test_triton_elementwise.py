@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("triton")
 
 
-def check_apart(file, **environment):
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", file]
+def check_apart(file, marks="not slow", **environment):
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", marks, file]
     settings = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | environment
     root = Path(__file__).parents[2]
     done = subprocess.run(command, cwd=root, env=settings, capture_output=True, text=True, check=False)
@@ -30,3 +30,8 @@ def test_interpreted():
 @pytest.mark.thorough
 def test_compiled():
     check_apart("tests/ops/triton_resources.py", TRITON_DEFAULT_FP_FUSION="1")
+
+
+@pytest.mark.slow
+def test_compiled_for_more_targets():
+    check_apart("tests/ops/triton_resources.py", "slow", TRITON_DEFAULT_FP_FUSION="1")

@@ -6,20 +6,30 @@ tests use, cannot compile.
     python -m pytest tests/ops/triton_resources.py
 """
 
+import functools
+
 import pytest
 import torch
 
 from hypermlp.ops.triton import elementwise, interpreting
+from hypermlp.ops.triton import step as decoding
 from hypermlp.ops.triton.launch import recording
 from hypermlp.ops.triton.resources import compile_kernel, machine_code, usage
 
-TARGETS = ("sm_80", "sm_90", "sm_100")
+TARGETS = (
+    "sm_80",
+    "sm_90",
+    "sm_100",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("sm_89", "gfx942")),
+)
 MOST_REGISTERS = {  # triton 3.9.0, over targets and dtypes
     "conv_forward": 72,
     "conv_backward": 172,
     "gates_forward": 40,
     "gates_backward": 40,
     "product_backward": 40,
+    "step_conv": 40,
+    "step_gates": 40,
 }
 
 
@@ -35,7 +45,29 @@ def launches(dtype):
         elementwise.conv_pair_backward(*outs, x, weight, weight, 1024, reach)
         elementwise.gates_grad(elementwise.gates(logits, q, sizes), logits, q, sizes)
         elementwise.product_grad(x, x, x)
-    return {one.name: one for one in record.launches}
+        record_step(dtype)
+    return {one.name: one for one in record.launches if one.name in MOST_REGISTERS}
+
+
+def record_step(dtype):
+    """One step of HyperGLU, width 768, on rings of 1024 rows; the operator's kernels are in the table."""
+    empty = functools.partial(torch.empty, dtype=dtype, device="meta")
+    mixes = [empty(heads, 1024, *rank) for heads in (4, 2) for rank in ((), (16,), (16,))]
+    decoding.step(
+        empty(8, 1, 768),
+        empty(8, 131, 768),
+        (empty(768, 4), empty(768, 4)),
+        [empty(192, 768), empty(192, 768), empty(768, 768), empty(768, 768)],
+        (empty(1056, 768), empty(1056)),
+        [192, 768, 64, 32],
+        empty(8, 1024, 4, 48),
+        empty(8, 1024, 2, 384),
+        torch.empty((), dtype=torch.int64, device="meta"),
+        mixes,
+        None,
+        None,
+        ("glu", "lag", 1e-12),
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
