@@ -258,7 +258,8 @@ def _outcome(row: Row) -> str:
     if row["what"] == "check":
         passed = row["cases"] - len(row["failed"])
         failed = f"; failed: {'; '.join(row['failed'])}" if row["failed"] else ""
-        return f"{passed} of {row['cases']} cases, worst error {row['worst_error']:.2g}{failed}"
+        allowed = f"{FLOAT32:g} allowed" if row["dtype"] == "float32" else "twice plain PyTorch's allowed"
+        return f"{passed} of {row['cases']} cases, worst error {row['worst_error']:.2g}, {allowed}{failed}"
     return f"{row['ms']:.3f} ms, {row['mib']:.1f} MiB" if "ms" in row else f"did not run: {row['reason']}"
 
 
