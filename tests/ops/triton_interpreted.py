@@ -285,6 +285,18 @@ def test_nan_is_not_hidden(branch):
 
 
 @pytest.mark.slow
+def test_large_inputs_have_finite_gradients():
+    """Scores of 1e16 and values of 1e8: products of unnormalised weights and gradients would overflow."""
+    inputs = op_inputs(queries=5, mixes="12", dtype=torch.float32)
+    inputs = inputs._replace(q=1e8 * inputs.q, k=1e8 * inputs.k, v=1e8 * inputs.v)
+    exact = inputs.to(torch.float64).requires_grad()
+    expected = torch.autograd.grad(hyper_attention(*exact, backend="reference").sum(), exact.tensors())
+    given = inputs.to(torch.float32).requires_grad()
+    found = torch.autograd.grad(hyper_attention(*given, backend="triton").sum(), given.tensors())
+    for a, e in zip(found, expected, strict=True):
+        assert_close(a, e, tolerance=1e-5)
+
+
 def test_zero_input_and_strong_scores_stay_finite():
     case = Case(queries=7, keys=7)
     inputs = case.inputs(torch.float32)

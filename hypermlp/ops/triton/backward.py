@@ -59,9 +59,8 @@ class MixGrad:
         """Return the gradients of the parameters; ``sums`` are the values · left, to be multiplied by
         ``factors`` ``[B * heads, Tq]``.
         """
-        gate = self.sums * sums
-        if factors is not None:
-            gate *= factors[:, :, None]
+        # The factors come first: the values are not normalised, and the product of both may overflow.
+        gate = self.sums * (sums if factors is None else sums * factors[:, :, None])
         gate = gate.unflatten(0, (-1, mix.left.shape[0])).transpose(1, 2)
         grads = (self.diag.sum(0), self.left.sum(0), self.right.sum(0), gate)
         return Mix(*(grad.to(x.dtype).contiguous() for grad, x in zip(grads, mix, strict=True)))
