@@ -33,5 +33,10 @@ def test_compiled():
 
 
 @pytest.mark.slow
+def test_more_cases_interpreted():
+    check_apart("tests/ops/triton_elementwise.py", "slow", TRITON_INTERPRET="1")
+
+
+@pytest.mark.slow
 def test_compiled_for_more_targets():
     check_apart("tests/ops/triton_resources.py", "slow", TRITON_DEFAULT_FP_FUSION="1")

@@ -19,6 +19,12 @@ from hypermlp.testing import assert_close, assert_no_worse, randomise_
 
 GUARD, CANARY = 64, 12345.0
 FLOAT32 = 2e-6
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 CONV_SHAPES = [  # batch, rows, positions, width, taps
     (1, 1, 1, 1, 4),
     (2, 7, 5, 3, 4),
@@ -64,7 +70,7 @@ def conv_with_gradients(inputs, length, reach, backend):
 
 
 @pytest.mark.parametrize("with_reach", [False, True])
-@pytest.mark.parametrize("shape", CONV_SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [*CONV_SHAPES[:2], *map(slow, CONV_SHAPES[2:])], ids=str)
 def test_convolution(shape, with_reach, guarded):
     batch, _, length, _, taps = shape
     reach = torch.randint(0, taps + 2, (batch, length)) if with_reach else None
@@ -186,7 +192,7 @@ def test_only_one_gate_has_a_gradient():
         assert_close(actual, expected, tolerance=FLOAT32)
 
 
-@pytest.mark.parametrize("label", ["G-cg-q-12o", "R-g-q", "R-c-1!", "R-pcg-2!"])
+@pytest.mark.parametrize("label", ["R-c-1!", *map(slow, ("G-cg-q-12o", "R-g-q", "R-pcg-2!"))])
 def test_a_whole_layer(label):
     results = []
     for backend in ("triton", "reference"):
@@ -199,7 +205,7 @@ def test_a_whole_layer(label):
         assert_close(actual, expected, tolerance=1e-10)
 
 
-@pytest.mark.parametrize("label", ["G-cg-q-12o", "R-12!"])  # both layouts
+@pytest.mark.parametrize("label", ["R-12!", slow("G-cg-q-12o")])  # both layouts
 def test_decoding_with_a_state_of_fixed_size(label):
     """A window of 4 in a ring of 5 rows, which wraps; the first sequence is padded."""
     layer = randomise_(Mixer.from_label(label, hidden_size=16, max_length=4, rank=2)).double()
@@ -215,8 +221,10 @@ def test_decoding_with_a_state_of_fixed_size(label):
     assert_close(torch.cat(outs, dim=1), expected, tolerance=1e-10)
 
 
-@pytest.mark.parametrize(("label", "rollback"), [("G-cg-q-12o", 0), ("R-c-1!", 5), ("R-12!", 0)])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("label", "rollback"), [("G-cg-q-12o", 0), *(slow(*case) for case in (("R-c-1!", 5), ("R-12!", 0)))]
+)
+@pytest.mark.parametrize("dtype", [torch.float64, slow(torch.bfloat16)])
 def test_a_fused_step(label, rollback, dtype):
     """One operator for the step: the same as the whole sequence, with and without padding."""
     layer = randomise_(Mixer.from_label(label, hidden_size=16, max_length=8, rank=2)).to(dtype)

@@ -30,7 +30,7 @@ FLOOR = 1e-3  # the least size that an error is relative to: a gradient may be z
 SLOW_FORWARD = pytest.param("forward", marks=pytest.mark.slow)
 GUARD = 64  # numbers on both sides of every scratch buffer
 CANARY = 12345.0
-FAST = fast_cases()[::2]
+FAST = fast_cases()[::8]
 CASES = [
     *(pytest.param(case, id=str(case)) for case in FAST),
     *(pytest.param(case, id=str(case), marks=pytest.mark.slow) for case in all_cases() if case not in FAST),

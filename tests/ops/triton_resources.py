@@ -16,12 +16,8 @@ from hypermlp.ops.triton import step as decoding
 from hypermlp.ops.triton.launch import recording
 from hypermlp.ops.triton.resources import compile_kernel, machine_code, usage
 
-TARGETS = (
-    "sm_80",
-    "sm_90",
-    "sm_100",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("sm_89", "gfx942")),
-)
+OTHERS = ("sm_89", "sm_90", "sm_100", "gfx942")
+TARGETS = ("sm_80", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS))
 MOST_REGISTERS = {  # triton 3.9.0, over targets and dtypes
     "conv_forward": 72,
     "conv_backward": 172,
