@@ -83,7 +83,9 @@ DISTINCT = {code: name for name, code in reversed(EXAMPLES.items())}
 @pytest.mark.parametrize("code", DISTINCT, ids=DISTINCT.get)
 def test_example_runs_alone(code):
     torch.manual_seed(0)
-    exec(compile(code, "example", "exec"), {"__name__": "example"})
+    names = {"__name__": "example"}
+    exec(compile(f"{code}\nreached_the_end = True", "example", "exec"), names)
+    assert names["reached_the_end"]
 
 
 @pytest.mark.parametrize("name", PUBLIC)
