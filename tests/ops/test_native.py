@@ -8,7 +8,7 @@ import torch
 import hypermlp.layers.fused
 import hypermlp.layers.step  # noqa: F401  (they define operators)
 from hypermlp.bench.measure import peak_bytes
-from hypermlp.ops import hyper_attention, native
+from hypermlp.ops import Mix, hyper_attention, native
 from hypermlp.testing import assert_close, op_inputs
 
 pytestmark = pytest.mark.skipif(
@@ -377,3 +377,31 @@ def test_numbers_of_16_bits_are_read_and_rounded_as_in_pytorch(dtype, width):
     expected = weight[:, 1].float() + weight[:, -1].float()
     assert torch.equal(values[0, 0, 0], numbers)
     assert torch.equal(values[1, 0, 0], expected.to(dtype))
+
+
+@pytest.mark.thorough
+def test_long_sequences_are_computed_head_by_head(set_threads):
+    """The results are those of each head alone, bit for bit; the values of one head are packed at a time."""
+    set_threads(1)
+    inputs = op_inputs(batch=1, queries=800, keys=3200, vo_dim=512, rank=2).requires_grad()
+    q, k, v, mix1, mix2 = inputs
+
+    def of_head(mix, head):
+        return Mix(mix.diag[head::2], mix.left[head::2], mix.right[head::2], mix.gate[:, :, head::2])
+
+    def gradients(out):
+        return torch.autograd.grad(out.square().sum(), inputs.tensors())
+
+    attend = partial(hyper_attention, activation="glu", backend="native")
+    native.scratch_peak()
+    with torch.no_grad():
+        together = attend(*inputs)
+    assert native.scratch_peak() < v.nbytes, "the values of both heads were packed at once"
+    heads = [
+        attend(*(x[:, :, head::2] for x in (q, k, v)), of_head(mix1, head), of_head(mix2, head))
+        for head in range(2)
+    ]
+    alone = torch.cat(heads, dim=2)
+    assert torch.equal(together, alone)
+    for actual, expected in zip(gradients(attend(*inputs)), gradients(alone), strict=True):
+        assert torch.equal(actual, expected)

@@ -57,8 +57,12 @@ struct MixTensors {
                 s.rank,
                 gate.read_only()};
     }
-    hypermlp::MixGradients<float> gradients() {
-        return {diag.data(), left.data(), right.data(), gate.strided()};
+    hypermlp::MixGradients<float> gradients(const Shape& s) {
+        const int64_t matrix = s.keys * s.rank;
+        return {{diag.data(), s.keys, 1},
+                {left.data(), matrix, s.rank},
+                {right.data(), matrix, s.rank},
+                gate.strided()};
     }
     void append(Numbers& all) const {
         for (const Numbers* numbers : {&diag, &left, &right, &gate.numbers})
@@ -104,8 +108,8 @@ Numbers attention(const Shape& s, Activation activation, Layout layout, const in
     grads.q = grad_q.strided();
     grads.k = grad_k.strided();
     grads.v = grad_v.strided();
-    grads.mix1 = grad1.gradients();
-    grads.mix2 = grad2.gradients();
+    grads.mix1 = grad1.gradients(s);
+    grads.mix2 = grad2.gradients(s);
     hypermlp::backward<float>(p, {grad_out.read_only(), inverse_norm.data()}, grads);
     for (const Tensor* grad : {&grad_q, &grad_k, &grad_v}) keep(grad->numbers);
     grad1.append(all);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "functions.h"
+#include "heads.h"
 #include "kernels.h"
 #include "mix_gradients.h"
 #include "packs.h"
@@ -22,12 +23,13 @@ struct BackwardBuffers {
     T *weights, *grad;
     T *inner2, *gated2, *grad_inner, *grad_gated;
     T *grad_rows, *panels;
+    T* keys;  // kDepth keys in panels
 
     // The scratch of one worker.
     static size_t need(const Problem<T>& p) {
         const int64_t rows = std::min(block_rows(p.keys), p.queries);
         return 6 * Arena::need<T>(Block<T>::cells(rows, p.keys)) + 8 * Arena::need<T>(small(p, rows)) +
-               2 * Arena::need<T>(wide(p, rows));
+               2 * Arena::need<T>(wide(p, rows)) + Arena::need<T>(kDepth * padded<T>(p.qk_dim));
     }
     BackwardBuffers(const Problem<T>& p, const Block<T>& b, Arena own) {
         own.reset();
@@ -41,6 +43,7 @@ struct BackwardBuffers {
         for (T** buffer : {&inner2, &gated2, &grad_inner, &grad_gated})
             *buffer = own.take<T>(small(p, b.rows));
         for (T** buffer : {&grad_rows, &panels}) *buffer = own.take<T>(wide(p, b.rows));
+        keys = own.take<T>(kDepth * padded<T>(p.qk_dim));
     }
 
   private:
@@ -73,14 +76,14 @@ struct Backward {
     const Problem<T>& p;
     const Saved<T>& saved;
     const Gradients<T>& grads;
-    Panels<T> keys, keys_t, values_t;
+    Panels<T> keys_t, values_t;
     PackedMix<T> mix1, mix2;
     MixSums<T> sums1, sums2;
     Turns turns, mix_turns;
 
     static size_t need(const Problem<T>& p) {
         const int64_t branches = p.batch * p.branches();
-        return Panels<T>::need(branches, p.keys, p.qk_dim) + Panels<T>::need(branches, p.qk_dim, p.keys) +
+        return Panels<T>::need(branches, p.qk_dim, p.keys) +
                Panels<T>::need(p.batch * p.heads, p.vo_dim, p.keys) +
                PackedMix<T>::need(p.mix1, p.branches(), p.keys, Directions::kBoth) +
                PackedMix<T>::need(p.mix2, p.heads, p.keys, Directions::kBoth) +
@@ -91,7 +94,6 @@ struct Backward {
         : p(problem),
           saved(saved_),
           grads(grads_),
-          keys(p.batch, p.branches(), p.keys, p.qk_dim, arena),
           keys_t(p.batch, p.branches(), p.qk_dim, p.keys, arena),
           values_t(p.batch, p.heads, p.vo_dim, p.keys, arena),
           mix1(p.mix1, p.branches(), p.keys, p.layout, Directions::kBoth, arena),
@@ -102,7 +104,6 @@ struct Backward {
           mix_turns(BatchGroups(p.batch).count * p.heads, kMixPoints) {}
 
     void pack() const {
-        keys.pack(p.k, p.batch, PanelRows::kTokens, p.threads);
         keys_t.pack(p.k, p.batch, PanelRows::kWidth, p.threads);
         values_t.pack(p.v, p.batch, PanelRows::kWidth, p.threads);
         mix1.pack(p.mix1, p.branches(), p.threads);
@@ -226,14 +227,29 @@ struct Backward {
                               add_in_order(sums1, kMix1Points + branch, block, head, g, add);
                           });
             }
-            const T* own_keys = keys.of(batch, g) + b.first_key * kPanel<T>;
-            multiply<T, Into::kNew, Causal::kLeft>(b.rows, p.qk_dim, b.columns, {b.ordinary(scores), b.ld, 1},
-                                                   own_keys, keys.step(), grads.q.at(batch, b.first_query, g),
-                                                   grads.q.token, b.slack());
+            query_gradient(b, scores, batch, g, own.keys);
             // The rows of the output's gradient are not needed any more.
             const View<T> q = widened_rows(p.q, batch, b.first_query, g, b.rows, p.qk_dim, own.grad_rows);
             add_outer(b, scores, q, p.qk_dim, own.panels, grads.k.at(batch, 0, g), grads.k.token, block, head,
                       kKeyPoints + branch * kSections);
+        }
+    }
+
+    // The gradient of q is the gradient of the scores times the keys, of which `panels` holds kDepth at a
+    // time.
+    void query_gradient(const Block<T>& b, T* scores, int64_t batch, int64_t g, T* panels) const {
+        for (int64_t key = 0; key < b.columns; key += kDepth) {
+            const int64_t depth = std::min(kDepth, b.columns - key);
+            pack_tokens(p.k, batch, b.first_key + key, g, depth, p.qk_dim, panels);
+            const auto add = [&](auto into) {
+                multiply<T, into, Causal::kLeft>(
+                    b.rows, p.qk_dim, depth, {b.ordinary(scores) + key, b.ld, 1}, panels, depth * kPanel<T>,
+                    grads.q.at(batch, b.first_query, g), grads.q.token, b.slack() - key);
+            };
+            if (key == 0)
+                add(std::integral_constant<Into, Into::kNew>());
+            else
+                add(std::integral_constant<Into, Into::kAdd>());
         }
     }
 
@@ -278,6 +294,13 @@ void backward(const Problem<T>& p, const Saved<T>& saved, const Gradients<T>& gr
             }
         }
         count += static_cast<int64_t>(blocks[group].size()) * p.heads;
+    }
+    if (by_heads(p, Backward<T>::need(p), count)) {
+        for (int64_t head = 0; head < p.heads; ++head) {
+            const OneHead<T> one(p, head);
+            backward(one(p), one(saved), one(grads));
+        }
+        return;
     }
     const int64_t workers = std::min(p.threads, count), chains = groups.count * p.heads;
     const size_t own = BackwardBuffers<T>::need(p);

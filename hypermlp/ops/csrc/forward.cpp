@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "functions.h"
+#include "heads.h"
 #include "kernels.h"
 #include "mix.h"
 #include "packs.h"
@@ -130,6 +131,13 @@ template <typename T>
 void forward(const Problem<T>& p, const Output<T>& output) {
     const std::vector<Item> items = longest_first(p);
     const int64_t count = static_cast<int64_t>(items.size()) * p.heads;
+    if (by_heads(p, Forward<T>::need(p), count)) {
+        for (int64_t head = 0; head < p.heads; ++head) {
+            const OneHead<T> one(p, head);
+            forward(one(p), one(output));
+        }
+        return;
+    }
     const int64_t workers = std::min(p.threads, count);
     const size_t own = Forward<T>::own_need(p);
     Lease lease(Forward<T>::need(p) + workers * own);

@@ -53,9 +53,10 @@ struct Saved {
     const T* inverse_norm = nullptr;  // Output::inverse_norm
 };
 
+// The gradients of a mix. Those of the parameters are at(head, slot).
 template <typename T>
 struct MixGradients {
-    T *diag = nullptr, *left = nullptr, *right = nullptr;
+    Strided<T> diag, left, right;
     Strided<T> gate;
 };
 

@@ -124,9 +124,9 @@ class GradientTensors {
     MixGradients<T> add(const MixTensors& mix) {
         MixGradients<T> m;
         if (!mix.diag) return m;
-        m.diag = data<T>(add(*mix.diag));
-        m.left = data<T>(add(*mix.left));
-        m.right = data<T>(add(*mix.right));
+        m.diag = strided<T>(add(*mix.diag));
+        m.left = strided<T>(add(*mix.left));
+        m.right = strided<T>(add(*mix.right));
         m.gate = strided<T>(add(*mix.gate));
         return m;
     }
