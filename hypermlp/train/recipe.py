@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import fnmatch
+import json
 import math
 import operator
 import types
@@ -216,7 +217,7 @@ class Recipe:
         try:
             config = HyperMLPConfig(**settings) if match is None else matched_config(settings, match)
         except Exception as error:  # transformers raises its own errors for wrong types
-            raise UserError(f"model: {error}") from error
+            raise UserError(f"model: {' '.join(str(error).split())}") from error
         require(
             "model.vocab_size",
             config.vocab_size,
@@ -292,13 +293,14 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def _yaml(text: str | bytes, source: str) -> Any:
+    """Parse YAML; refuse a value that contains itself (``&a [*a]``)."""
     try:
-        return yaml.safe_load(text)
-    except (
-        yaml.YAMLError,
-        ValueError,
-    ) as error:  # ValueError: an impossible date, or bytes that are not UTF-8
+        content = yaml.safe_load(text)
+        json.dumps(content, default=str, skipkeys=True)  # ValueError if it contains itself
+    # ValueError: also an impossible date, or bytes that are not UTF-8; RecursionError: nested too deeply
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{source} is not YAML: {' '.join(str(error).split())}") from error
+    return content
 
 
 def _override(content: dict[str, Any], override: str) -> None:

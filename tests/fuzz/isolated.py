@@ -110,7 +110,8 @@ def _child(words: list[str], folder: str) -> None:
         file = os.open(Path(folder) / path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, mode) for n, mode in ((0, "r"), (1, "w"), (2, "w")))
+    sys.stdin, sys.stdout = os.fdopen(0, "r"), os.fdopen(1, "w")
+    sys.stderr = os.fdopen(2, "w", errors="backslashreplace")  # as Python opens it
     for limit, value in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_FSIZE, FILE_SIZE)):
         resource.setrlimit(limit, (value, value))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
