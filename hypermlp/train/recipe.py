@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 import yaml
 
-from hypermlp.config import is_integer, near_miss, require
+from hypermlp.config import LARGEST_SIZE, is_integer, near_miss, require
 from hypermlp.errors import UserError
 from hypermlp.label import PAPER_ROWS
 from hypermlp.layers.registry import BASELINES, PAPER_NAMES, mixer_name
@@ -206,7 +206,8 @@ class Recipe:
         if size is None:
             raise UserError(f"the size of tokenizer {name!r} is not known; give --vocab or model.vocab_size")
         key = "model.vocab_size" if given is None else "--vocab"
-        require(key, size, is_integer(size) and size > 0, "a whole number, 1 or more")
+        fits = is_integer(size) and 0 < size <= LARGEST_SIZE
+        require(key, size, fits, f"a whole number from 1 to {LARGEST_SIZE:,}")
         return int(size)
 
     def model_config(self, vocab_size: int, **special_tokens: Any) -> HyperMLPConfig:

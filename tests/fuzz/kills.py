@@ -30,14 +30,8 @@ class Kills(CommandPart):
         self._weights: bytes | None = None
 
     def draw(self, rng: random.Random) -> Case:
-        kills = [
-            {
-                "after": round(rng.uniform(0.02, 2.0), 2),
-                "signal": rng.choice(("SIGKILL", "SIGKILL", "SIGTERM")),
-            }
-            for _ in range(rng.randint(1, MOST_KILLS))
-        ]
-        return {"kills": kills}
+        count, signals = rng.randint(1, MOST_KILLS), ("SIGKILL", "SIGKILL", "SIGTERM")
+        return {"kills": [[round(rng.uniform(0.02, 2.0), 2), rng.choice(signals)] for _ in range(count)]}
 
     def smaller(self, case):
         for i in range(len(case["kills"])):

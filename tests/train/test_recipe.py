@@ -132,6 +132,11 @@ def test_impossible_combinations(recipe_file):
         load_recipe("nothing")
 
 
+def test_a_vocabulary_that_cannot_be(recipe_file):
+    with pytest.raises(UserError, match="--vocab is 9223372036854775808; it must be a whole number"):
+        load_recipe(str(recipe_file)).vocab_size(2**63)
+
+
 def test_missing_keys(tmp_path):
     (tmp_path / "r.yaml").write_text("name: x\nmodel: {}\ndata: {}\ntraining: {steps: 3}\n")
     with pytest.raises(ValueError, match="training.batch_tokens is 'missing'; it must be given"):
