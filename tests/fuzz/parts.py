@@ -13,11 +13,11 @@ PARTS = {
     for part in (Commands, Damage, Kills, Serving, Decoding, TritonOperators, Layers, Operators)
 }
 SHARES = {
-    "commands": 20, "damage": 9, "kills": 5, "serving": 7, "decoding": 12, "triton": 5, "layer": 4,
-    "operator": 38,
+    "commands": 16, "damage": 11, "kills": 4, "serving": 5, "decoding": 12, "triton": 4, "layer": 2,
+    "operator": 46,
 }  # fmt: skip
 """Parts of the time; a run of some parts divides it among those."""
-ENOUGH = {"commands": 2_100, "damage": 750, "serving": 2_500, "decoding": 6_000, "layer": 6_000}
+ENOUGH = {"commands": 2_100, "damage": 550, "serving": 2_200, "decoding": 5_200, "layer": 3_000}
 """Cases after which a part leaves the rest of its time to the next ones, in a run of up to two hours."""
 
 
