@@ -213,6 +213,10 @@ class MixerConfig:
         return cls(hidden_size=hidden_size, max_length=max_length, **(chosen | settings))
 
 
+LARGEST_SIZE = 2**28
+"""The largest size that a model or a benchmark may have: products of two fit in 64 bits, also in bytes."""
+
+
 def require(name: str, value: object, holds: bool, allowed: str) -> None:
     if not holds:
         raise UserError(f"{name} is {value!r}; it must be {allowed}")

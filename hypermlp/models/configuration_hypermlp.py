@@ -8,7 +8,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
-from hypermlp.config import is_integer, near_miss, require
+from hypermlp.config import LARGEST_SIZE, is_integer, near_miss, require
 from hypermlp.errors import UserError
 from hypermlp.layers.canon import PLACES
 from hypermlp.layers.registry import BASELINES, PAPER_NAMES, Config, mixer_config
@@ -16,6 +16,7 @@ from hypermlp.layers.registry import BASELINES, PAPER_NAMES, Config, mixer_confi
 logger = logging.get_logger(__name__)
 MOST_LAYERS = 10_000
 BLOCKS = ("gpt2", "llama")
+SIZES = ("hidden_size", "vocab_size", "max_position_embeddings", "intermediate_size", "rank", "num_registers")
 EARLIER_NAMES = {"peer_settings": "baseline_settings"}  # fields of configurations saved by early versions
 OF_TRANSFORMERS = {  # arguments of PreTrainedConfig that are not its fields, and keys that it saves
     "_attn_implementation",
@@ -156,6 +157,9 @@ class HyperMLPConfig(PreTrainedConfig):
             require(name, value, is_integer(value) and value > 0, "a whole number, 1 or more")
         allowed = f"at most {MOST_LAYERS:,}"
         require("num_hidden_layers", self.num_hidden_layers, self.num_hidden_layers <= MOST_LAYERS, allowed)
+        for name in SIZES:
+            value = getattr(self, name)
+            require(name, value, not is_integer(value) or value <= LARGEST_SIZE, f"at most {LARGEST_SIZE:,}")
         require("block", self.block, self.block in BLOCKS, " or ".join(map(repr, BLOCKS)))
         if isinstance(self.mixer, str):
             self.mixer = PAPER_NAMES.get(self.mixer, self.mixer)

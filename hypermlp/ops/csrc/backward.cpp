@@ -115,6 +115,8 @@ struct Backward {
         const BackwardBuffers<T> own(p, b, arena);
         const T* inverse_norm = saved.inverse_norm + (head * p.batch + rows.batch) * p.queries + rows.first;
         recompute(b, own, rows.batch, head);
+        T norms[kDecodeQueries];
+        if (p.queries <= kDecodeQueries) inverse_norm = inverse_norms(b, own, norms);
         readout_gradient(b, own, inverse_norm, rows, head);
         activation_gradient(b, own, inverse_norm);
         scores_gradient(b, own, rows, head);
@@ -155,6 +157,18 @@ struct Backward {
             }
         }
         b.mask(own.weights);
+    }
+
+    // Return 1 / rho of the recomputed scores. The norm of a row that sees one key cancels in its gradient, so
+    // it has to fit these scores to the last bit, and decode() may have rounded them differently.
+    const T* inverse_norms(const Block<T>& b, const BackwardBuffers<T>& own, T* norms) const {
+        for (int64_t row = 0; row < b.rows; ++row) {
+            const T* gate = b.aligned(own.scores[0], row);
+            T sum = 0;
+            for (int64_t c = b.begin(row); c < b.end(row); ++c) sum += gate[c] * gate[c];
+            norms[row] = 1 / std::sqrt(sum + T(p.eps));
+        }
+        return norms;
     }
 
     // The mixed activation gives the gradient of v; then the buffer `grad` takes the gradient of the

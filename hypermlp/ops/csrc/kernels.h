@@ -75,7 +75,9 @@ void backward(const Problem<T>&, const Saved<T>&, const Gradients<T>&);
 // The number of tasks that backward() can run at the same time, without starts.
 int64_t backward_tasks(int64_t batch, int64_t heads, int64_t queries, int64_t keys);
 
-// The same as forward, faster for few queries.
+// The same as forward, faster for up to kDecodeQueries queries. It adds the products of a score up in another
+// order.
+constexpr int64_t kDecodeQueries = 4;
 template <typename T>
 void decode(const Problem<T>&, const Output<T>&);
 

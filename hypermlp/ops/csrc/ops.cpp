@@ -18,8 +18,6 @@ void run_workers(int64_t workers, void (*work)(void* context, int64_t worker), v
 
 namespace {
 
-constexpr int64_t kDecodeQueries = 4;  // up to so many queries, decode() is faster than forward()
-
 // A mix as the schemas list it; `index` is "1" or "2".
 struct MixTensors {
     const char* index;
