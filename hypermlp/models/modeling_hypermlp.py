@@ -129,8 +129,7 @@ class HyperMLPPreTrainedModel(PreTrainedModel):
         Decoding states (caches) and states of optimizers from before the change are refused afterwards.
 
         Args:
-            n: the new ``config.max_position_embeddings``, at least every ``sliding_window``. If it is smaller
-                than before, the last slots are dropped.
+            n: the new context, at least every ``sliding_window``; a shorter one drops the last slots.
             method: the parameters of added slots, and of added learned positions: "repeat", the default,
                 takes those of the far half again and again (of L old slots, the i-th new one takes slot h +
                 i mod (L - h), with h = L // 2), "mean" the mean of the last 32, "zero" zeros.
