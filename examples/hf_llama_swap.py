@@ -1,0 +1,96 @@
+"""Exchange the attention of a Llama of transformers for HyperGLU, and train both on bytes.
+
+    python examples/hf_llama_swap.py                   # about a minute and a half on 2 cores
+
+Everything else stays Llama's: embeddings, norms, MLPs, head, ``save_pretrained``. Text is generated without a
+cache here. For cached generation, padding and packing, use ``HyperMLPForCausalLM`` with ``block="llama"``,
+which is the same model with all of it (docs/language-model.md). Needs pip install 'hypermlp[train]'.
+"""
+
+import argparse
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from hypermlp import HyperGLU
+
+CONTEXT, BATCH = 128, 16
+CONFIG = {
+    "vocab_size": 256,
+    "hidden_size": 128,
+    "intermediate_size": 344,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+RATES = {"attention": 4e-3, "HyperGLU": 8e-3}
+
+
+class SwappedAttention(nn.Module):
+    """HyperGLU behind the interface of ``LlamaAttention``. It needs no rotary positions."""
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        self.mixer = HyperGLU(config.hidden_size, max_length=config.max_position_embeddings)
+
+    def forward(self, hidden_states: Tensor, past_key_values: Any = None, **_: Any) -> tuple[Tensor, None]:
+        if past_key_values is not None:
+            raise NotImplementedError("call generate with use_cache=False, or use HyperMLPForCausalLM")
+        return self.mixer(hidden_states), None
+
+
+def build(name: str) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**CONFIG))
+    if name == "HyperGLU":
+        model.config.use_cache = model.generation_config.use_cache = False
+        for layer in model.model.layers:
+            layer.self_attn = SwappedAttention(model.config)
+    return model
+
+
+def train(model: LlamaForCausalLM, text: Tensor, steps: int, rate: float, name: str) -> float:
+    """Train a model and return the mean loss of the last tenth of the steps."""
+    torch.manual_seed(1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps + 1, pct_start=0.1)
+    losses = []
+    for step in range(steps):
+        starts = torch.randint(len(text) - CONTEXT, (BATCH, 1))
+        tokens = text[starts + torch.arange(CONTEXT)].long()
+        loss = model(tokens, labels=tokens, use_cache=False).loss
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+        if step % 50 == 0 or step == steps - 1:
+            print(f"{name:9}  step {step:4}  loss {losses[-1]:.3f}", flush=True)
+    last = max(1, steps // 10)
+    return sum(losses[-last:]) / last
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--steps", type=int, default=300)
+    args = parser.parse_args()
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    text = torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8)
+    for name, rate in RATES.items():
+        model = build(name)
+        loss = train(model, text, args.steps, rate, name)
+        prompt = torch.tensor([list(b"import ")])
+        new = model.eval().generate(prompt, max_new_tokens=40, do_sample=False, use_cache=False)
+        print(f"{name:9}  {model.num_parameters():,} parameters, loss {loss:.3f}")
+        print(f"{name:9}  writes {bytes(new[0].tolist()).decode(errors='replace')!r}")
+
+
+if __name__ == "__main__":
+    main()

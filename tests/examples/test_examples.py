@@ -1,0 +1,55 @@
+"""Every example runs, with two steps and (slow) in full."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import run_notebook as notebook
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FEW_STEPS = {
+    "swap_attention.py": ["--steps", "2"],
+    "hf_llama_swap.py": ["--steps", "2"],
+    "custom_mixer.py": ["--grid", "smoke"],
+}
+FULL = {  # what the last lines of a full run show
+    "swap_attention.py": r"HyperGLU   mean loss of the last \d+ steps: ([\d.]+)",
+    "hf_llama_swap.py": r"HyperGLU   [\d,]+ parameters, loss ([\d.]+)",
+    "custom_mixer.py": r"HyperGLU\n.*\n.*\n\| G-cg-q-12o \| ([\d.]+)",
+}
+BOUNDS = {"swap_attention.py": (0.5, 2.1), "hf_llama_swap.py": (0.5, 2.1), "custom_mixer.py": (99, 100)}
+
+
+def run(name: str, folder: Path, *arguments: str) -> str:
+    """Run an example in ``folder`` and return what it prints."""
+    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", FEW_STEPS)
+def test_a_few_steps(name, tmp_path):
+    assert "HyperGLU" in run(name, tmp_path, *FEW_STEPS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FULL)
+def test_in_full(name, tmp_path):
+    found = re.search(FULL[name], run(name, tmp_path))
+    assert found
+    low, high = BOUNDS[name]
+    assert low < float(found[1]) <= high
+
+
+def test_an_error_in_a_cell_is_raised():
+    with pytest.raises(ZeroDivisionError):
+        notebook.execute({"cells": [{"cell_type": "code", "source": ["1 / 0"]}]})
