@@ -33,8 +33,8 @@ def attention():
 
 def attention_backward():
     arguments = attention()
-    out, inverse_norm = torch.ops.hypermlp.native(*arguments.values())
-    return {"grad_out": normal(*out.shape), "inverse_norm": inverse_norm} | arguments
+    out, kept = torch.ops.hypermlp.native(*arguments.values())
+    return {"grad_out": normal(*out.shape), "kept": kept} | arguments
 
 
 def conv():

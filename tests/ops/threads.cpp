@@ -95,11 +95,12 @@ Numbers attention(const Shape& s, Activation activation, Layout layout, const in
     p.v = v.read_only();
     p.mix1 = mix1.mix(s);
     p.mix2 = mix2.mix(s);
-    Numbers inverse_norm(s.heads * s.batch * s.queries), all;
+    Tensor kept(s.batch, s.queries, s.heads, hypermlp::kept_width(p));
+    Numbers all;
     const auto keep = [&](const Numbers& numbers) { all.insert(all.end(), numbers.begin(), numbers.end()); };
-    hypermlp::decode<float>(p, {out.strided(), inverse_norm.data()});
+    hypermlp::decode<float>(p, {out.strided(), kept.strided()});
     keep(out.numbers);
-    hypermlp::forward<float>(p, {out.strided(), inverse_norm.data()});
+    hypermlp::forward<float>(p, {out.strided(), kept.strided(), true});
     keep(out.numbers);
 
     Tensor grad_out(s.batch, s.queries, s.heads, s.vo_dim), grad_q = q, grad_k = k, grad_v = v;
@@ -110,7 +111,7 @@ Numbers attention(const Shape& s, Activation activation, Layout layout, const in
     grads.v = grad_v.strided();
     grads.mix1 = grad1.gradients(s);
     grads.mix2 = grad2.gradients(s);
-    hypermlp::backward<float>(p, {grad_out.read_only(), inverse_norm.data()}, grads);
+    hypermlp::backward<float>(p, {grad_out.read_only(), kept.read_only(), true}, grads);
     for (const Tensor* grad : {&grad_q, &grad_k, &grad_v}) keep(grad->numbers);
     grad1.append(all);
     grad2.append(all);

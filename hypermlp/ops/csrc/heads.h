@@ -18,9 +18,9 @@ bool by_heads(const Problem<T>& p, size_t packed, int64_t blocks) {
 // Takes one head out of the arguments of a kernel. The branches of a head are `heads` apart.
 template <typename T>
 struct OneHead {
-    int64_t head, heads, rows;  // rows: of the norms of one head
+    int64_t head, heads;
 
-    OneHead(const Problem<T>& p, int64_t head_) : head(head_), heads(p.heads), rows(p.batch * p.queries) {}
+    OneHead(const Problem<T>& p, int64_t head_) : head(head_), heads(p.heads) {}
 
     Problem<T> operator()(Problem<T> p) const {
         p.heads = 1;
@@ -30,10 +30,10 @@ struct OneHead {
         return p;
     }
     Output<T> operator()(const Output<T>& output) const {
-        return {output.out.heads(head, heads), output.inverse_norm + head * rows};
+        return {output.out.heads(head, heads), output.kept.heads(head, heads), output.keeps_inner};
     }
     Saved<T> operator()(const Saved<T>& saved) const {
-        return {saved.grad_out.heads(head, heads), saved.inverse_norm + head * rows};
+        return {saved.grad_out.heads(head, heads), saved.kept.heads(head, heads), saved.has_inner};
     }
     Gradients<T> operator()(Gradients<T> grads) const {
         for (Strided<T>* grad : {&grads.q, &grads.k, &grads.v}) *grad = grad->heads(head, heads);

@@ -142,6 +142,12 @@ struct HeadMix {
             multiply<T, Into::kNew, Causal::kLagLeft>(b.rows, padded<T>(rank), width(b), view(b, buffer),
                                                       left + first_row(b) * kPanel<T>, length * kPanel<T>,
                                                       inner, ld, unseen(b) - first_column(b));
+        apply_gate(b, inner, gated);
+    }
+
+    // gated = inner * gate
+    void apply_gate(const Block<T>& b, const T* inner, T* gated) const {
+        const int64_t ld = padded<T>(rank);
         gate.visit([&](const auto& gates) {
             for (int64_t row = 0; row < b.rows; ++row) {
                 const auto* g = gates.at(batch, b.first_query + row, head);
