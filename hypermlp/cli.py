@@ -73,6 +73,10 @@ COMMANDS = {
         "the paper's efficiency table for every mixer", "hypermlp bench table --count-only"
     ),
     "bench lm": Command("training throughput of a recipe against softmax attention", "hypermlp bench lm"),
+    "bench window": Command(
+        "memory and time of sliding windows: decoding and training stay linear",
+        "hypermlp bench window --window 256",
+    ),
 }
 
 

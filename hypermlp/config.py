@@ -58,6 +58,9 @@ class MixerConfig:
         rope_factor: how many times as long the context becomes (1.0, which changes nothing); at least 1. It
             must be 1 for rope_type "default".
         rope_original_length: for "yarn", the number of positions that the layer was trained with.
+        rope_beta_slow, rope_beta_fast: for "yarn", channels that turn at most so often in training are slowed
+            down by the factor, and those that turn at least so often stay (1.0 and 32.0, which its paper uses
+            for contexts of 2,048 and more; short contexts need less).
         eps: added to the squared norm of the scores (1e-12), at least 2**-126; "softmax" has no norm.
         init_std: standard deviation of the normally distributed initial weights (0.02); biases and diagonals
             start at zero.
@@ -93,6 +96,8 @@ class MixerConfig:
     sliding_window: int | None = None
     rope_theta: float = 10_000.0
     rope_type: str = "default"
+    rope_beta_slow: float = 1.0
+    rope_beta_fast: float = 32.0
     rope_factor: float = 1.0
     rope_original_length: int | None = None
     eps: float = 1e-12
@@ -159,6 +164,12 @@ class MixerConfig:
         else:
             allowed = f"None for rope_type {kind!r}: only 'yarn' reads it"
             require("rope_original_length", original, original is None, allowed)
+        for name in ("rope_beta_slow", "rope_beta_fast"):
+            value, usual = getattr(self, name), getattr(type(self), name)
+            require(name, value, is_number(value) and value > 0, "a positive finite number")
+            require(name, value, kind == "yarn" or value == usual, f"{usual} unless rope_type is 'yarn'")
+        allowed = f"above rope_beta_slow ({self.rope_beta_slow})"
+        require("rope_beta_fast", self.rope_beta_fast, self.rope_beta_fast > self.rope_beta_slow, allowed)
         if kind == "ntk":
             allowed = f"at least {4 * self.num_branches} for rope_type 'ntk': two pairs of channels"
             require("qk_width", self.qk_width, self.qk_dim > 2, allowed)
@@ -206,8 +217,9 @@ class MixerConfig:
                 and head outputs (4; the paper uses 4 and 8). Without the letter, the side has width
                 hidden_size.
             settings: fields that a label leaves open: num_heads, rank, conv_kernel, num_registers, canon,
-                sliding_window, rope_theta, rope_type, rope_factor, rope_original_length, eps, init_std; also
-                qk_width and vo_width, which then replace the label's widths.
+                sliding_window, rope_theta, rope_type, rope_factor, rope_original_length, rope_beta_slow,
+                rope_beta_fast, eps, init_std; also qk_width and vo_width, which then replace the label's
+                widths.
 
         Raises:
             UserError: for a text that is not a label, an unknown setting, a setting that the label fixes, or

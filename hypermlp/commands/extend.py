@@ -19,8 +19,8 @@ from hypermlp.models.loading import load
         "--method",
         choices=METHODS,
         default="repeat",
-        help="parameters of the added slots: zeros, the mean of the last 32, or the far half repeated "
-        "(default: repeat)",
+        help="parameters of the added slots: zeros, the mean of the last 32, the far half repeated, or the "
+        "far half stretched over log-lag (default: repeat)",
     ),
     Argument(
         "--rope-type",

@@ -111,8 +111,8 @@ class Mixer(SequenceMixer):
         """Build the layer of a label of the paper's design study, such as "R-cg-q-12o"; always a ``Mixer``.
 
         ``settings`` are what a label leaves open: compression (4), num_heads (2), rank (16), conv_kernel (4),
-        num_registers (0), canon (False), sliding_window (None), rope_theta (10,000), rope_type, rope_factor,
-        rope_original_length, eps (1e-12), init_std (0.02), qk_width and vo_width. ``MixerConfig.from_label``
+        num_registers (0), canon (False), sliding_window (None), rope_theta (10,000) and the other names that
+        begin with ``rope_``, eps (1e-12), init_std (0.02), qk_width and vo_width. ``MixerConfig.from_label``
         documents them and what raises.
         """
         return Mixer(

@@ -11,22 +11,20 @@ from torch import Tensor
 
 from hypermlp.config import MixerConfig
 
-FEWEST_TURNS, MOST_TURNS = 1.0, 32.0  # in the original context: YaRN's alpha and beta for Llama
-
 
 class Rope(NamedTuple):
     """The settings of rotary positions: the angle of channel i at a position is ``position * frequency[i]``.
 
-    With the factor s, the original context L and the width D of a head::
+    With the factor s, the original context L, the width D of a head, and YaRN's numbers of turns a and b::
 
         "default"   frequency[i] = theta ** (-2 i / D)
         "ntk"       frequency[i] = (theta * s ** (D / (D - 2))) ** (-2 i / D)
         "yarn"      frequency[i] = (g + (1 - g) / s) * theta ** (-2 i / D)
-                    g = clamp((L * theta ** (-2 i / D) / (2 pi) - 1) / (32 - 1), 0, 1)
+                    g = clamp((L * theta ** (-2 i / D) / (2 pi) - a) / (b - a), 0, 1)
                     rotated queries and keys are multiplied by 0.1 log(s) + 1
 
     "ntk" leaves the fastest channel as it is and slows the slowest down s times. "yarn" leaves channels that
-    turn 32 times or more in the original context, and slows those down s times that turn at most once.
+    turn b times or more in the original context, and slows those down s times that turn a times or less.
 
     Papers: Su et al., "RoFormer" (2021); bloc97, "NTK-Aware Scaled RoPE" (2023); Peng et al., "YaRN:
     Efficient Context Window Extension of Large Language Models" (2023).
@@ -36,11 +34,20 @@ class Rope(NamedTuple):
     kind: str = "default"
     factor: float = 1.0
     original_length: int | None = None
+    beta_slow: float = 1.0
+    beta_fast: float = 32.0
 
     @classmethod
     def of(cls, config: MixerConfig) -> "Rope":
         """Return the settings of a label's layer."""
-        return cls(config.rope_theta, config.rope_type, config.rope_factor, config.rope_original_length)
+        return cls(
+            config.rope_theta,
+            config.rope_type,
+            config.rope_factor,
+            config.rope_original_length,
+            config.rope_beta_slow,
+            config.rope_beta_fast,
+        )
 
     @property
     def magnitude(self) -> float:
@@ -57,7 +64,7 @@ class Rope(NamedTuple):
             return plain
         assert self.original_length is not None
         turns = self.original_length * plain / (2 * math.pi)
-        kept = ((turns - FEWEST_TURNS) / (MOST_TURNS - FEWEST_TURNS)).clamp(0, 1)
+        kept = ((turns - self.beta_slow) / (self.beta_fast - self.beta_slow)).clamp(0, 1)
         return (kept + (1 - kept) / self.factor) * plain
 
 

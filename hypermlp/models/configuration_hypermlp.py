@@ -37,7 +37,7 @@ OF_TRANSFORMERS = {  # arguments of PreTrainedConfig that are not its fields, an
 }
 SET_BY_MODEL = {"hidden_size", "max_length", "init_std", "sliding_window"}
 WINDOWED_BASELINES = ("softmax", "diff")  # the others are recurrences, or compute all scores
-ROPE_SCALING = ("rope_type", "rope_factor", "rope_original_length")
+ROPE_SCALING = ("rope_type", "rope_factor", "rope_original_length", "rope_beta_slow", "rope_beta_fast")
 LORA_TARGETS = ["v_proj", "o_proj"]  # the readout of the dynamic MLP: docs/derivation.md
 
 
@@ -85,6 +85,8 @@ class HyperMLPConfig(PreTrainedConfig):
             "ntk" (NTK-aware) or "yarn" (``hypermlp.layers.rotary.Rope`` has the formulas).
         rope_factor: how many times as long the context becomes (1.0); 1 for rope_type "default".
         rope_original_length: for "yarn", the context that the model was trained with.
+        rope_beta_slow, rope_beta_fast: for "yarn", the numbers of turns in that context between which it goes
+            from slowed channels to those that stay (1.0 and 32.0).
         canon: places of a block that have a Canon layer, a short causal convolution with a residual: any of
             A (input of the mixer), B (queries, keys and values; labels only), C (input of the MLP) and D (its
             hidden units), in this order. Empty, the default, for none.
@@ -137,6 +139,8 @@ class HyperMLPConfig(PreTrainedConfig):
     rope_type: str = "default"
     rope_factor: float = 1.0
     rope_original_length: int | None = None
+    rope_beta_slow: float = 1.0
+    rope_beta_fast: float = 32.0
     canon: str = ""
     num_registers: int = 0
     baseline_settings: dict[str, Any] | None = None

@@ -20,6 +20,11 @@ def scale_rope_(config: HyperMLPConfig, n: int, rope_type: str) -> None:
     require("n", n, n >= old, f"at least the present context of {old} if rope_type is given")
     trained = config.rope_original_length or round(old / config.rope_factor)
     config.rope_original_length = trained if rope_type == "yarn" else None
+    if rope_type == "ntk":
+        config.rope_beta_slow, config.rope_beta_fast = (
+            HyperMLPConfig.rope_beta_slow,
+            HyperMLPConfig.rope_beta_fast,
+        )
     config.rope_type, config.rope_factor = rope_type, n / trained
 
 

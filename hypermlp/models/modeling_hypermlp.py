@@ -226,8 +226,8 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
             use_cache: whether to return a cache. None: ``config.use_cache``.
             kwargs: ``cu_seqlens``, integers ``[N + 1]``: cumulative lengths of N documents packed into one
                 row (B = 1), instead of document_ids. Transformers' names ``cu_seq_lens_q``,
-                ``cu_seq_lens_k``, ``max_length_q`` and ``max_length_k`` are accepted too, and its
-                ``output_hidden_states`` and ``return_dict``. Any other name raises.
+                ``cu_seq_lens_k``, ``max_length_q``, ``max_length_k`` and ``seq_idx`` are accepted too, and
+                its ``output_hidden_states`` and ``return_dict``. Any other name raises.
 
         Returns:
             ``last_hidden_state`` ``[B, T, D]`` after the final norm, ``past_key_values`` (None without a

@@ -49,6 +49,9 @@ def test_scaled_frequencies_follow_their_formulas():
         assert yarn[i] == pytest.approx(kept * plain + (1 - kept) * plain / s, rel=1e-12)
     assert ntk[0] == 1.0
     assert ntk[-1] == pytest.approx(1e4 ** (-14 / 16) / s, rel=1e-12)  # the slowest turns s times slower
+    few = frequencies(Rope(1e4, "yarn", s, context, 0.5, 2.0))
+    assert few[2] == frequencies(PLAIN)[2]
+    assert few[-1] == frequencies(PLAIN)[-1] / s
     assert Rope(1e4, "yarn", s, context).magnitude == pytest.approx(0.1 * math.log(s) + 1)
     assert Rope(1e4, "ntk", s).magnitude == 1
 
@@ -99,6 +102,12 @@ def test_a_state_of_fixed_size_has_the_same_angles(kind):
         ("S-p", {"rope_type": "ntk", "rope_factor": float("nan")}, "rope_factor is nan"),
         ("S-p", {"rope_type": "yarn", "rope_factor": 2.0}, "rope_original_length is None; .* for rope_type"),
         ("S-p", {"rope_original_length": 8}, "rope_original_length is 8; .* only 'yarn' reads it"),
+        ("S-p", {**SCALED["ntk"], "rope_beta_fast": 2.0}, "rope_beta_fast is 2.0; .* 32.0 unless"),
+        (
+            "S-p",
+            {**SCALED["yarn"], "rope_beta_fast": 0.5},
+            "rope_beta_fast is 0.5; it must be above rope_beta",
+        ),
         ("S-p", {**SCALED["ntk"], "qk_width": 4}, "qk_width is 4; it must be at least 8 for rope_type 'ntk'"),
     ],
 )

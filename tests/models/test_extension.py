@@ -1,5 +1,7 @@
 """Another context for an existing model: exact on the lengths that both contexts have."""
 
+import math
+
 import pytest
 import torch
 from transformers import DynamicCache
@@ -22,7 +24,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("method", ["zero", "mean", "repeat"])
+@pytest.mark.parametrize("method", ["zero", "mean", "repeat", "log-lag"])
 @pytest.mark.parametrize("name", SETTINGS)
 @torch.no_grad()
 def test_old_lengths_stay_exact_and_longer_ones_are_finite(name, method, ids, tmp_path):
@@ -54,6 +56,11 @@ def test_what_added_slots_hold():
         for rows in (layer.mix1.diag, layer.mix1.left, layer.mix2.right):
             for slot in (17, 26, 39):
                 assert_close(rows[:, slot], expected(rows[:, :17], slot), tolerance=1e-12)
+    layer = build(max_position_embeddings=17).extend_context(33, method="log-lag").model.mixers()[0]
+    place = 8 + 8 * math.log(20 / 17) / math.log(33 / 17)  # slot 20, in the far half 8 to 16
+    low, share = int(place), place - int(place)
+    expected = (1 - share) * layer.mix1.diag[:, low] + share * layer.mix1.diag[:, low + 1]
+    assert_close(layer.mix1.diag[:, 20], expected, tolerance=1e-12)
     layer = build(max_position_embeddings=64).extend_context(80, method="mean").model.mixers()[0]
     assert_close(layer.mix1.diag[:, 70], layer.mix1.diag[:, 32:64].mean(1), tolerance=1e-12)
 
@@ -115,7 +122,7 @@ def test_states_of_optimizers_from_before_are_refused(ids, settings):
         (0, {}, "n is 0; it must be a positive integer"),
         (True, {}, "n is True"),
         (3.5, {}, "n is 3.5"),
-        (20, {"method": "linear"}, "unknown method 'linear'; allowed: zero, mean, repeat"),
+        (20, {"method": "linear"}, "unknown method 'linear'; allowed: zero, mean, repeat, log-lag"),
         (20, {"rope_type": "linear"}, "rope_type is 'linear'; it must be 'ntk' or 'yarn', or left out"),
         (20, {"rope_type": "ntk"}, "left out for 'G-cg-q-12o', which has no rotary label"),
     ],
