@@ -1,6 +1,5 @@
 """``hypermlp eval``: checkpoints under lm-evaluation-harness, side by side."""
 
-import os
 import sys
 from functools import partial
 from typing import Any
@@ -17,7 +16,7 @@ from hypermlp.commands.shared import (
 from hypermlp.errors import UserError
 from hypermlp.evals import run, suites
 from hypermlp.evals.table import score_table
-from hypermlp.models.loading import model_folder
+from hypermlp.models.loading import is_local, model_folder
 
 
 @command(
@@ -25,7 +24,7 @@ from hypermlp.models.loading import model_folder
         "checkpoints",
         nargs="*",
         metavar="CHECKPOINT",
-        help="runs, folders of save_pretrained, or names on the hub; none only with --fetch",
+        help="runs, folders of save_pretrained, tiny, or names on the hub; none only with --fetch",
     ),
     Argument(
         "--suite",
@@ -60,7 +59,7 @@ def main(args: Args) -> None:
     if not args.checkpoints or not all(args.checkpoints):
         raise UserError("no checkpoint was given; name one or more, such as a run of `hypermlp train`")
     check_device(args.device)
-    for folder in filter(os.path.isdir, args.checkpoints):
+    for folder in filter(is_local, args.checkpoints):
         model_folder(folder)  # raises if it has no model
     require_writable(args.json)
     settings = {
