@@ -10,10 +10,15 @@ TOOLS := $(VENV)/tools
 TOOLS_STAMP := $(TOOLS)/installed
 export ZIG ?= $(abspath $(TOOLS))/bin/python -m ziglang
 
+# The builder of the site reads the sources and does not import them, so it needs neither PyTorch nor the package.
+SITE := $(VENV)/site
+SITE_STAMP := $(SITE)/installed
+export SITE_PYTHON ?= $(abspath $(SITE))/bin/python
+
 # Two processes of two threads each share two cores: a thread that waits must not spin.
 PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2
 
-.PHONY: demo check test test-all fuzz wheels check-files sanitize sanitize-threads lint clean
+.PHONY: demo check test test-all fuzz wheels site checkpoints picture check-files sanitize sanitize-threads lint clean
 
 # The demo needs a part of the packages only, unless everything is installed already.
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP))
@@ -26,7 +31,7 @@ check: lint
 test: lint
 	$(PYTEST)
 
-test-all: lint $(TOOLS_STAMP) check-files
+test-all: lint $(TOOLS_STAMP) $(SITE_STAMP) check-files
 	$(PYTEST) -m ""
 
 # The source archive, the wheel that builds its kernels on first use, and the wheels that contain kernels.
@@ -36,6 +41,20 @@ wheels: $(STAMP) $(TOOLS_STAMP)
 	for target in linux-x86_64 linux-aarch64 macos-arm64; do \
 	HYPERMLP_WHEEL=$$target $(BIN)/python -m hatchling build -t wheel -d dist || exit 1; done
 	for wheel in dist/*manylinux*.whl; do $(TOOLS)/bin/auditwheel show --disable-isa-ext-check $$wheel || exit 1; done
+
+# All documents, the API reference and the records, as pages that work from the disk: build/site/html/index.html.
+site: $(SITE_STAMP)
+	$(SITE_PYTHON) docs/site/build.py
+
+# Train the two models in hypermlp/checkpoints again: about an hour on one core.
+checkpoints: $(STAMP)
+	for name in tiny tiny-softmax; do \
+	OMP_NUM_THREADS=1 $(BIN)/hypermlp train $$name --out runs/$$name --resume && \
+	$(BIN)/python -m hypermlp.train.publish runs/$$name hypermlp/checkpoints/$$name || exit 1; done
+
+# The picture of README.md, from the cards of these models and from docs/results/bench-op.json.
+picture: $(STAMP)
+	$(BIN)/python docs/figures/overview.py
 
 # Workflows, templates and the citation, against their schemas.
 SCHEMA := $(TOOLS)/bin/check-jsonschema --builtin-schema vendor
@@ -88,6 +107,11 @@ $(TOOLS_STAMP): constraints.txt
 	$(PYTHON) -m venv $(TOOLS)
 	$(TOOLS)/bin/pip install --quiet -c constraints.txt ziglang auditwheel check-jsonschema zizmor
 	touch $(TOOLS_STAMP)
+
+$(SITE_STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/pip install --quiet -c constraints.txt 'zensical>=0.0.73' 'mkdocstrings-python>=2'
+	touch $(SITE_STAMP)
 
 $(DEMO_STAMP): pyproject.toml constraints.txt
 	@echo "installing PyTorch, transformers and matplotlib into $(VENV): about 1.6 GB on the disk, a few minutes"

@@ -9,6 +9,7 @@ which is the same model with all of it (docs/language-model.md). Needs pip insta
 
 import argparse
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,24 +56,27 @@ def build(name: str) -> LlamaForCausalLM:
     return model
 
 
+def batches(text: Tensor, steps: int) -> Iterator[Tensor]:
+    torch.manual_seed(1)
+    for _ in range(steps):
+        starts = torch.randint(len(text) - CONTEXT, (BATCH, 1))
+        yield text[starts + torch.arange(CONTEXT)].long()
+
+
 def train(model: LlamaForCausalLM, text: Tensor, steps: int, rate: float, name: str) -> float:
     """Train a model and return the mean loss of the last tenth of the steps."""
-    torch.manual_seed(1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps + 1, pct_start=0.1)
     losses = []
-    for step in range(steps):
-        starts = torch.randint(len(text) - CONTEXT, (BATCH, 1))
-        tokens = text[starts + torch.arange(CONTEXT)].long()
+    for step, tokens in enumerate(batches(text, steps)):
         loss = model(tokens, labels=tokens, use_cache=False).loss
-        optimizer.zero_grad()
+        losses.append(loss.item())
+        if step % 50 == 0:
+            print(f"{name:9}  step {step:4}  loss {losses[-1]:.3f}", flush=True)
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        losses.append(loss.item())
-        if step % 50 == 0 or step == steps - 1:
-            print(f"{name:9}  step {step:4}  loss {losses[-1]:.3f}", flush=True)
+        optimizer.zero_grad()
     last = max(1, steps // 10)
     return sum(losses[-last:]) / last
 

@@ -7,6 +7,7 @@ The paper is "HyperMLP: An Integrated Perspective for Sequence Modeling". Where 
     hypermlp.ops.hyper_attention          the operator inside the layer, on queries, keys and values
     hypermlp.layers.build_mixer           any variant or baseline by its name
     hypermlp.models.HyperMLPForCausalLM   a Hugging Face language model (needs pip install 'hypermlp[train]')
+    hypermlp.tiny                         the folder of a small trained model that comes with the package
     hypermlp.mad                          the MAD benchmark: six synthetic tasks
     hypermlp.inspect.capture              every intermediate result of a layer
     hypermlp.costs.mixer                  a module with parameter counts, FLOPs and decoding memory of layers
@@ -39,8 +40,9 @@ Example::
     y = layer(torch.randn(2, 100, 64))  # [batch, positions, hidden_size], causal
 """
 
+from hypermlp.checkpoints import tiny
 from hypermlp.config import MixerConfig
 from hypermlp.layers import HyperGLU, HyperMLP, Mixer
 
 __version__ = "0.1.0"
-__all__ = ["HyperGLU", "HyperMLP", "Mixer", "MixerConfig", "__version__"]
+__all__ = ["HyperGLU", "HyperMLP", "Mixer", "MixerConfig", "__version__", "tiny"]

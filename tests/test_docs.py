@@ -2,10 +2,13 @@
 
 import json
 import re
+import runpy
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from hypermlp import tiny
 from hypermlp.bench import efficiency, lm, op
 from hypermlp.cli import main
 from hypermlp.evals.table import score_table
@@ -27,15 +30,70 @@ NOT_MEASURED = {"fox"}  # newer than the records of `hypermlp bench`; docs/basel
 
 
 @pytest.mark.parametrize(
-    ("document", "record"),
-    [("README.md", "bench-op.json"), ("docs/performance.md", "bench-op-sweep.json")],
-    ids=str,
+    "record",
+    ["bench-op.json", "bench-op-sweep.json"],
 )
-def test_benchmark_tables(document, record):
+def test_benchmark_tables(record):
     rows = read_record(ROOT / "docs" / "results" / record, "bench-op")["results"]
-    assert op.table(rows).markdown() in (ROOT / document).read_text(), (
-        f"{document} does not show docs/results/{record}; paste its table"
+    assert op.table(rows).markdown() in (ROOT / "docs" / "performance.md").read_text(), (
+        f"docs/performance.md does not show docs/results/{record}; paste its table"
     )
+
+
+def test_results_in_the_readme():
+    """Every row of the README's table with a record has the record's numbers, and says who loses."""
+    results = ROOT / "docs" / "results"
+
+    def timed(record, what, **sizes):
+        (row,) = (
+            row
+            for row in read_record(results / record, "bench-op")["results"]
+            if row["what"] == what and row["backend"] == "native" and sizes.items() <= row.items()
+        )
+        return row["ours_ms"], min(row["softmax_ms"].values()), row["ours_mib"], row["softmax_mib"]
+
+    labels = ("G-cg-q-12o", "S-p")
+    wanted = [cell for label in labels for cell in cells(label, find_grid("mini"), list(TASKS))]
+    mad = summarize([(cell, recorded(results / "study-mini" / "mad", cell)) for cell in wanted])
+    train = timed("bench-op.json", "layer forward+backward")
+    narrow = timed("bench-op-sweep.json", "layer forward+backward", hidden=128, length=1024)
+    decode = timed("bench-op.json", "layer decode one token")
+    scores = read_record(results / "eval-local.json", "eval")["results"]
+    bits = [f"{row['scores']['bits per byte']['value']:.3f}" for row in scores]
+    cards = [json.loads((tiny(mixer) / "card.json").read_text()) for mixer in ("hyperglu", "softmax")]
+    losses = [f"{card['validation_loss']:.3f}" for card in cards]
+    rows = {
+        "MAD, six tasks, short runs, average accuracy": [f"{100 * mad.average(x):.1f}" for x in labels],
+        "MAD compression, short runs, accuracy": [
+            f"{100 * mad.scores[x]['compression']:.1f}" for x in labels
+        ],
+        "language model, 1.06M parameters, best rate of each, held-out loss": losses,
+        "the same at a low learning rate and 0.82M softmax parameters, bits per byte": bits,
+        "layer, forward and backward, width 768, 1024 positions": [f"{value:.0f} ms" for value in train[:2]],
+        "layer, one token of decoding": [f"{value:.2f} ms" for value in decode[:2]],
+        "layer, forward and backward, width 128": [f"{value:.1f} ms" for value in narrow[:2]],
+        "memory of the same at width 768": [f"{value:.1f} MiB" for value in train[2:]],
+    }
+    higher_is_better = {name for name in rows if name.startswith("MAD")}
+    text = (ROOT / "README.md").read_text()
+    for name, (first, second) in rows.items():
+        loses = (float(first.split()[0]) > float(second.split()[0])) != (name in higher_is_better)
+        row = f"| {'**loses:** ' if loses else ''}{name} | {first} | {second} |"
+        assert row in text, f"README.md does not have {row}"
+
+
+def test_uv_takes_the_tested_pytorch():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]
+    pinned = (ROOT / "constraints.txt").read_text().splitlines()
+    assert set(settings["constraint-dependencies"]) <= set(pinned)
+
+
+def test_the_readme_is_short_and_its_picture_is_drawn_from_the_records(tmp_path):
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+    script = runpy.run_path(str(ROOT / "docs" / "figures" / "overview.py"))
+    script["draw"]().savefig(tmp_path / "again.png", dpi=130)
+    assert (tmp_path / "again.png").stat().st_size > 10_000
+    assert (ROOT / "docs" / "figures" / "overview.png").exists()
 
 
 @pytest.mark.parametrize("record", ["bench-lm.json", "bench-lm-stream.json"])

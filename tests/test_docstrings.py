@@ -3,29 +3,19 @@
 import importlib
 import inspect
 import re
+import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
-MODULES = ("hypermlp", *(f"hypermlp.{name}" for name in ("layers", "ops", "models", "mad", "inspect")))
-OTHERS = {  # names that README.md uses, outside the lists ``__all__`` of the packages
-    "hypermlp.errors": ["UserError"],
-    "hypermlp.label": ["Label", "PaperRow"],
-    "hypermlp.layers.state": ["DecodingState"],
-    "hypermlp.ops.dispatch": ["use_backend"],
-    "hypermlp.ops.native": ["scratch_peak"],
-    "hypermlp.costs.mixer": [
-        "parameter_table",
-        "parameter_count",
-        "flops_table",
-        "forward_flops",
-        "core_flops",
-        "state_bytes",
-    ],
-}
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs" / "site"))
+import stage
+
+MODULES, OTHERS = stage.API, stage.OTHERS  # what the site's reference shows
 WITHOUT_EXAMPLE = {
     "MixerState",
     "HyperMLPCacheLayer",

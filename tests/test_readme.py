@@ -1,4 +1,4 @@
-"""Every Python block of the README runs by itself and checks its own result."""
+"""Every Python block of the README and of the guides runs by itself and checks its own result."""
 
 import ast
 import re
@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-README = Path(__file__).parents[1] / "README.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
+ROOT = Path(__file__).parents[1]
+GUIDES = ("getting-started", "layer", "language-model", "inspect", "baselines")
+DOCUMENTS = ("README.md", *(f"docs/{name}.md" for name in GUIDES))
+BLOCKS = {
+    f"{document} {number}": block
+    for document in DOCUMENTS
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.S), 1)
+}
 
 
 def has_assertion(block: str) -> bool:
@@ -23,17 +29,17 @@ def has_assertion(block: str) -> bool:
 def run(block: str) -> None:
     """Execute the block in a fresh namespace."""
     torch.manual_seed(0)
-    exec(compile(block, str(README), "exec"), {"__name__": "readme"})
+    exec(compile(block, "block", "exec"), {"__name__": "readme"})
 
 
-def test_the_readme_has_code():
-    assert len(BLOCKS) >= 4
+def test_every_document_has_code():
+    assert {name.split()[0] for name in BLOCKS} == set(DOCUMENTS)
 
 
-@pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_block_runs_alone_and_asserts(number):
-    assert has_assertion(BLOCKS[number]), f"block {number} of README.md asserts nothing"
-    run(BLOCKS[number])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_block_runs_alone_and_asserts(name):
+    assert has_assertion(BLOCKS[name]), f"block {name} asserts nothing"
+    run(BLOCKS[name])
 
 
 def test_a_block_without_an_assertion_is_found():

@@ -1,6 +1,5 @@
 """``hypermlp eval``: checkpoints under lm-evaluation-harness, by position, or by length, side by side."""
 
-import os
 import sys
 from functools import partial
 from typing import Any
@@ -18,7 +17,7 @@ from hypermlp.errors import UserError
 from hypermlp.evals import positions, recall, run, suites
 from hypermlp.evals.table import score_table
 from hypermlp.evals.variants import KINDS
-from hypermlp.models.loading import model_folder
+from hypermlp.models.loading import is_local, model_folder
 
 
 @command(
@@ -26,7 +25,7 @@ from hypermlp.models.loading import model_folder
         "checkpoints",
         nargs="*",
         metavar="CHECKPOINT",
-        help="runs, folders of save_pretrained, or names on the hub; none only with --fetch. With "
+        help="runs, folders of save_pretrained, tiny, or names on the hub; none only with --fetch. With "
         "--by-position also RUN@VARIANT, such as runs/x@window=64; with the suite recall-length mixers, such "
         f"as S-p@yarn. Variants: {', '.join(KINDS)}",
     ),
@@ -117,7 +116,7 @@ def _harness(args: Args) -> None:
         return
     _require_checkpoints(args)
     check_device(args.device)
-    for folder in filter(os.path.isdir, args.checkpoints):
+    for folder in filter(is_local, args.checkpoints):
         model_folder(folder)  # raises if it has no model
     settings = {
         "batch_size": args.batch,

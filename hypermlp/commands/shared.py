@@ -44,7 +44,10 @@ def command(*arguments: Argument) -> Callable[[Main], Implementation]:
     return functools.partial(Implementation, arguments)
 
 
-CHECKPOINT = Argument("checkpoint", help="a folder with a model, or a run of `hypermlp train`")
+CHECKPOINT = Argument(
+    "checkpoint",
+    help="a folder with a model, a run of `hypermlp train`, or a model in the package: tiny, tiny-softmax",
+)
 SET = Argument(
     "--set",
     action="append",

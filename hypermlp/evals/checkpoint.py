@@ -1,6 +1,5 @@
 """The harness's model ``hypermlp``: a run of ``hypermlp train`` or any Hugging Face checkpoint, checked."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from lm_eval.models.huggingface import HFLM
 
 import hypermlp.models  # noqa: F401  (registers the model with transformers)
 from hypermlp.errors import UserError
-from hypermlp.models.loading import model_folder, require_whole
+from hypermlp.models.loading import is_local, model_folder, require_whole
 
 LEAST_CONTEXT = 64  # tokens: the longest answers have 40 characters
 
@@ -21,7 +20,7 @@ class CheckpointLM(HFLM):  # type: ignore[misc]
     add_bos_token: bool | None  # of HFLM: whether special tokens are added, None for the tokenizer's default
 
     def __init__(self, pretrained: Any, **settings: Any):
-        if isinstance(pretrained, str) and Path(pretrained).is_dir():
+        if isinstance(pretrained, str) and is_local(pretrained):
             pretrained = str(model_folder(pretrained))
         super().__init__(pretrained=pretrained, **settings)
         # The harness would report these problems badly, or not at all.

@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoTokenizer
 
+from hypermlp.checkpoints import MODELS, find_shipped
 from hypermlp.config import is_integer
 from hypermlp.errors import UserError, first_line
 from hypermlp.models.configuration_hypermlp import HyperMLPConfig
@@ -95,8 +96,13 @@ def newest_complete(run: Path, *, put_away: bool = False) -> Path | None:
 
 
 def model_folder(name: str) -> Path:
-    """Return the folder of a saved model: ``name``, or, for a run, its final model or newest checkpoint."""
-    run = Path(name)
+    """Return the folder of a saved model: ``name``, or, for a run, its final model or newest checkpoint.
+
+    ``name`` may also be that of a model that comes with the package, unless it is a folder here.
+    """
+    run, shipped = Path(name), find_shipped(name)
+    if shipped is not None and not run.is_dir():
+        return shipped
     for folder in (run, run / "final"):
         if (folder / "config.json").is_file():
             return folder
@@ -104,9 +110,15 @@ def model_folder(name: str) -> Path:
     if newest is None:
         raise UserError(
             f"{name} {'has no model' if run.is_dir() else 'is not a folder'}; "
-            "allowed: a folder of save_pretrained, a checkpoint, or a run of `hypermlp train`"
+            "allowed: a folder of save_pretrained, a checkpoint, a run of `hypermlp train`, or "
+            f"{' or '.join(MODELS.values())}, which come with the package"
         )
     return newest
+
+
+def is_local(name: str) -> bool:
+    """Return whether ``name`` is a folder here or a shipped model, and not a name on the hub."""
+    return Path(name).is_dir() or find_shipped(name) is not None
 
 
 def our_config(name: str) -> HyperMLPConfig:

@@ -38,6 +38,7 @@ DESCRIPTION = "prepared.json"
 DTYPES = ("uint16", "uint32")
 REQUIRED = {f"{split}{end}" for split in SPLITS for end in (".bin", "-begins.npy")}
 TOKENIZED_AT_ONCE = 256  # documents
+ONLY_DOCUMENT = 0.1  # least share of a corpus of one document that is held out
 
 
 class PreparedData:
@@ -160,13 +161,10 @@ def _write(data: DataSettings, folder: Path) -> None:
     tokenizer = build_tokenizer(data.tokenizer, documents(data))
     dtype = np.dtype(DTYPES[0] if len(tokenizer) <= 1 << 16 else DTYPES[1])
     lengths = _write_tokens(data, tokenizer, dtype, folder)
-    if not lengths["validation"] and len(lengths["train"]) > 1:
-        _move_last_document(folder, lengths, dtype)
+    _fill_splits(data, folder, lengths, dtype)
     for split in SPLITS:
         if not lengths[split]:
-            raise UserError(
-                f"data.source {data.source!r} has no document for {split}; it must have two documents or more"
-            )
+            raise UserError(f"data.source {data.source!r} has no text; name files that are not empty")
         begins = np.concatenate([[0], np.cumsum(lengths[split])[:-1]]).astype(np.int64)
         np.save(folder / f"{split}-begins.npy", begins)
     save_tokenizer(tokenizer, folder / "tokenizer")
@@ -205,9 +203,25 @@ def _write_tokens(
     return lengths
 
 
-def _move_last_document(folder: Path, lengths: dict[str, "array[int]"], dtype: np.dtype[Any]) -> None:
-    """Move the last training document to validation, which is empty by chance if the corpus is small."""
-    lengths["validation"].append(lengths["train"].pop())
+def _fill_splits(
+    data: DataSettings, folder: Path, lengths: dict[str, "array[int]"], dtype: np.dtype[Any]
+) -> None:
+    """Fill a split that is empty by chance, because the corpus has few documents.
+
+    The last training document moves to validation; if it is the only one, its end does.
+    """
+    if not lengths["train"]:
+        os.replace(folder / "validation.bin", folder / "train.bin")
+        (folder / "validation.bin").touch()
+        lengths["train"], lengths["validation"] = lengths["validation"], lengths["train"]
+    if lengths["validation"] or not lengths["train"]:
+        return
+    moved = lengths["train"].pop()
+    if not lengths["train"]:
+        whole = moved  # two tokens at least, one of them the end of the text
+        moved = min(max(1, round(whole * max(data.validation, ONLY_DOCUMENT))), whole - 1)
+        lengths["train"].append(whole - moved)
+    lengths["validation"].append(moved)
     kept = sum(lengths["train"]) * dtype.itemsize  # bytes
     np.fromfile(folder / "train.bin", dtype, offset=kept).tofile(folder / "validation.bin")
     os.truncate(folder / "train.bin", kept)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 import yaml
 
+from hypermlp.checkpoints import FOLDER, MODELS
 from hypermlp.config import LARGEST_SIZE, is_integer, near_miss, require
 from hypermlp.errors import UserError
 from hypermlp.label import PAPER_ROWS
@@ -265,8 +266,9 @@ def _parameter_count(settings: dict[str, Any]) -> int:
 
 
 def find_recipe(name: str) -> Path:
-    """Return the path of a recipe, given its path or the name of one in ``recipes/``."""
-    for candidate in (Path(name), *(folder / f"{name}.yaml" for folder in RECIPE_FOLDERS)):
+    """Return the path of a recipe: a path, a name in ``recipes/``, or the name of a shipped model."""
+    named = [*(folder / f"{name}.yaml" for folder in RECIPE_FOLDERS), *_shipped_recipes(name)]
+    for candidate in (Path(name), *named):
         if candidate.is_file():
             return candidate
     raise UserError(f"no recipe {name!r}; allowed: a YAML file, or one of {', '.join(recipe_names())}")
@@ -274,7 +276,13 @@ def find_recipe(name: str) -> Path:
 
 def recipe_names() -> list[str]:
     """Return the names of the recipes that come with the package."""
-    return sorted({path.stem for folder in RECIPE_FOLDERS for path in folder.glob("*.yaml")})
+    own = {path.stem for folder in RECIPE_FOLDERS for path in folder.glob("*.yaml")}
+    return sorted(own | {path.parent.name for path in _shipped_recipes("*")})
+
+
+def _shipped_recipes(name: str) -> list[Path]:
+    """Return the recipes of the shipped models whose names match a pattern."""
+    return [FOLDER / model / "recipe.yaml" for model in fnmatch.filter(MODELS.values(), name)]
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:

@@ -10,7 +10,7 @@ import transformers
 
 from hypermlp.errors import UserError
 from hypermlp.models import HyperMLPForCausalLM
-from hypermlp.models.loading import newest_complete, our_config, problem, step_of
+from hypermlp.models.loading import model_folder, newest_complete, our_config, problem, step_of
 from hypermlp.models.memory import require_memory
 from hypermlp.train.data import SPLITS, PreparedData, Sequences, prepare
 from hypermlp.train.folder import RunFolder
@@ -22,7 +22,10 @@ Callbacks = Sequence[transformers.TrainerCallback]
 
 
 def build_model(recipe: Recipe, prepared: PreparedData, init_from: str | None) -> HyperMLPForCausalLM:
-    """Return the recipe's model, with new weights from its seed or with those of the folder ``init_from``."""
+    """Return the recipe's model, with new weights from its seed or with those of ``init_from``.
+
+    ``init_from`` is as for ``model_folder``.
+    """
     transformers.set_seed(recipe.training.seed)
     tokenizer = prepared.tokenizer
     special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -30,11 +33,10 @@ def build_model(recipe: Recipe, prepared: PreparedData, init_from: str | None) -
     require_memory(config, f"recipe {recipe.name}")
     if init_from is None:
         return HyperMLPForCausalLM(config)
-    if not (Path(init_from) / "config.json").is_file():
-        raise UserError(
-            f"--init-from is {init_from}, which has no model; "
-            "allowed: a folder of save_pretrained, such as runs/NAME/final"
-        )
+    try:
+        init_from = str(model_folder(init_from))
+    except UserError as error:
+        raise UserError(f"--init-from: {error}") from error
     context, stored = config.max_position_embeddings, our_config(init_from).max_position_embeddings
     config.max_position_embeddings = stored
     try:
@@ -91,7 +93,7 @@ def train(
         recipe: what to train.
         folder: the folder of the run, for checkpoints, logs and the final model.
         resume: continue from the newest complete checkpoint in ``folder``, if there is one.
-        init_from: folder of a saved model whose weights a new run begins with.
+        init_from: saved model, as for ``model_folder``, whose weights a new run begins with.
         callbacks: further callbacks for Trainer.
     """
     recipe.accumulation(process_count())  # raises before any work if the batch cannot be divided

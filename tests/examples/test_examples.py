@@ -1,5 +1,6 @@
-"""Every example runs, with two steps and (slow) in full."""
+"""Every example runs, with two steps and (slow) in full. The notebook gives the outputs that it shows."""
 
+import json
 import os
 import re
 import subprocess
@@ -48,6 +49,21 @@ def test_in_full(name, tmp_path):
     assert found
     low, high = BOUNDS[name]
     assert low < float(found[1]) <= high
+
+
+@pytest.mark.thorough
+def test_the_notebook_gives_the_outputs_that_it_shows():
+    stored = json.loads((EXAMPLES / "quickstart.ipynb").read_text())
+    again = notebook.execute(stored)
+    assert all(notebook.printed_text(stored)[i] for i in (0, 1, 2))
+    assert notebook.printed_text(again) == notebook.printed_text(stored), (
+        "store its outputs again: python tests/examples/run_notebook.py examples/quickstart.ipynb"
+    )
+    assert any(
+        "image/png" in output.get("data", {})
+        for cell in stored["cells"]
+        for output in cell.get("outputs", [])
+    )
 
 
 def test_an_error_in_a_cell_is_raised():

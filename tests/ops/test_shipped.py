@@ -165,6 +165,8 @@ def test_an_installed_wheel_needs_no_compiler(wheel, tmp_path):
     for library in runnable:
         assert run("-c", ILLEGAL, HYPERMLP_ISA=library["instruction_set"]) == "raised\n"
     assert not list(tmp_path.rglob(".cache"))
+    assert run("-m", "hypermlp", "sample", "tiny", "def ", "--tokens", "20").startswith("def ")
+    assert not list(tmp_path.rglob("kernels")), "kernels were built"
 
 
 @pytest.mark.slow

@@ -162,9 +162,9 @@ def test_the_record_is_json(gpu):
 
 
 def test_the_first_lines_of_a_gpu_user(gpu, monkeypatch):
-    """The README's block runs with a fake device that is the CPU, and its requests would take the kernels."""
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    (block,) = (b for b in re.findall(r"```python\n(.*?)```", readme, re.S) if '"cuda" if' in b)
+    """The block in docs/layer.md runs with the CPU as a fake GPU, and its requests would take the kernels."""
+    document = (Path(__file__).parents[2] / "docs" / "layer.md").read_text()
+    (block,) = (b for b in re.findall(r"```python\n(.*?)```", document, re.S) if '"cuda" if' in b)
     seen = set()
 
     def choose(name, request):

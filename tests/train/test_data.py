@@ -234,3 +234,24 @@ def test_merges_are_recovered_from_ranks(corpus):
         assert again.convert_ids_to_tokens(again(text).input_ids) == original.convert_ids_to_tokens(
             original(text).input_ids
         )
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.999999])
+def test_the_end_of_a_single_document_is_held_out(tmp_path, share):
+    """Also if the hash of its text would hold out all of it."""
+    text = "".join(f"line {i}\n" for i in range(200))
+    (tmp_path / "one.txt").write_text(text)
+    data = DataSettings(
+        source=str(tmp_path / "one.txt"), context=8, cache=str(tmp_path / "prepared"), validation=share
+    )
+    prepared = prepare(data)
+    count, total = len(prepared.tokens["validation"]), len(text) + 1
+    assert count == min(round(max(share, 0.1) * total), total - 1)
+    assert (text_of(prepared, "train") + text_of(prepared, "validation"))[: len(text)] == text
+
+
+def test_a_source_without_text_is_refused(tmp_path):
+    (tmp_path / "one.txt").write_text(" \n")
+    data = DataSettings(source=str(tmp_path / "one.txt"), context=8, cache=str(tmp_path / "prepared"))
+    with pytest.raises(UserError, match="has no text; name files that are not empty"):
+        prepare(data)

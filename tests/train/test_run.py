@@ -143,7 +143,7 @@ def test_weights_that_do_not_fit_are_refused(recipe_file, tmp_path):
         train(
             load_recipe(str(recipe_file), ["model.hidden_size=64"]), tmp_path / "second", init_from=str(final)
         )
-    with pytest.raises(ValueError, match="--init-from is .*, which has no model"):
+    with pytest.raises(ValueError, match="--init-from: .* has no model"):
         train(load_recipe(str(recipe_file)), tmp_path / "second", init_from=str(tmp_path))
 
 
