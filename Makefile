@@ -18,7 +18,7 @@ export SITE_PYTHON ?= $(abspath $(SITE))/bin/python
 # Two processes of two threads each share two cores: a thread that waits must not spin.
 PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2
 
-.PHONY: demo check test test-all fuzz wheels site checkpoints picture check-files sanitize sanitize-threads lint clean
+.PHONY: demo check test test-all fuzz wheels site checkpoints picture check-files sanitize sanitize-threads poison lint clean
 
 # The demo needs a part of the packages only, unless everything is installed already.
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP))
@@ -82,6 +82,12 @@ sanitize: export HYPERMLP_CXXFLAGS := $(SANITIZERS)
 sanitize: export ASAN_OPTIONS := detect_leaks=0
 sanitize: $(STAMP)
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	$(BIN)/python -m pytest $(TESTS) $(SANITIZED)
+
+# Run the same tests on kernels whose new memory is filled with NaN: a value that is read before it is written shows.
+poison: export HYPERMLP_CACHE := $(CURDIR)/$(VENV)/poisoned
+poison: export HYPERMLP_CXXFLAGS := -DHYPERMLP_POISON
+poison: $(STAMP)
 	$(BIN)/python -m pytest $(TESTS) $(SANITIZED)
 
 # Run every kernel under the thread sanitizer of g++, driven by a C++ program: Python has races of its own.

@@ -21,8 +21,8 @@ def cache_directory() -> Path:
         raise UserError(f"there is no cache folder: {error} Name one in HYPERMLP_CACHE.") from error
 
 
-def require_private(folder: Path) -> None:
-    """Raise if another user can put files into a folder of the cache whose code is loaded.
+def require_private(folder: Path, files: str) -> None:
+    """Raise if another user can put ``files``, such as "code", into a folder of the cache.
 
     It and its parent must belong to the user or to root, and other users must not be able to write to them
     (in a parent with the sticky bit, such as /tmp, they cannot replace files). A folder that does not exist
@@ -41,6 +41,6 @@ def require_private(folder: Path) -> None:
         if foreign or by_group or by_others:
             reason = f"belongs to user {found.st_uid}" if foreign else "can be written by other users"
             raise UserError(
-                f"the cache {path} {reason}, who could put code there that is then run; "
+                f"the cache {path} {reason}, who could put {files} there that you then use; "
                 f"name a folder of your own in HYPERMLP_CACHE, or run: chmod go-w {path}"
             )

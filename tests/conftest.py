@@ -62,6 +62,18 @@ def backend(request):
 
 
 @pytest.fixture
+def poisoned_memory():
+    """Fill the memory of new tensors with NaN, so that a value that is never written shows.
+
+    The native kernels allocate by themselves: ``make poison`` does the same there.
+    """
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
 def compiler():
     """torch.compile with nothing left over from other tests:
 

@@ -1,5 +1,6 @@
 """One root for everything that is cached: HYPERMLP_CACHE, or a folder in the user's cache."""
 
+import dataclasses
 import os
 import shutil
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hypermlp.cache import cache_directory
+from hypermlp.errors import UserError
 from hypermlp.ops import build
 from hypermlp.train.data import prepare
 from hypermlp.train.recipe import DataSettings
@@ -89,3 +91,14 @@ def test_a_lock_that_is_a_link_is_not_followed(kernels, tmp_path):
     with pytest.raises(build.BuildError, match="cannot write to the cache"):
         build.build(quiet=True)
     assert (tmp_path / "precious").read_text() == "content"
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="the system has no owners of files")
+def test_data_in_a_cache_that_others_can_write_to_is_refused(settings, tmp_path, monkeypatch):
+    monkeypatch.setenv("HYPERMLP_CACHE", str(tmp_path / "cache"))
+    folder = prepare(settings).folder
+    folder.parent.chmod(0o777)
+    with pytest.raises(UserError, match="can be written by other users, who could put data there"):
+        prepare(settings)
+    shared = dataclasses.replace(settings, cache=str(folder.parent))  # the user chose it
+    assert prepare(shared).folder == folder

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer
 
 from hypermlp.checkpoints import MODELS, find_shipped
-from hypermlp.config import is_integer
+from hypermlp.config import LARGEST_SIZE, is_integer
 from hypermlp.errors import UserError, first_line
 from hypermlp.models.configuration_hypermlp import HyperMLPConfig
 from hypermlp.models.memory import require_memory
@@ -173,13 +173,7 @@ def load(name: str) -> tuple[HyperMLPForCausalLM, Any]:
             f"{folder / changed} is not what was saved: its checksum differs from {SEAL}. Restore the file, "
             f"or take another checkpoint; if you changed it on purpose, remove {folder / SEAL}"
         )
-    for setting in ("num_beams", "num_return_sequences"):
-        value = getattr(model.generation_config, setting, None)
-        if value is not None and not (is_integer(value) and value > 0):
-            raise UserError(
-                f"{folder / 'generation_config.json'} cannot be used: {setting} is {value!r}; it must be a "
-                "whole number, 1 or more"
-            )
+    _check_generation_config(model.generation_config, folder / "generation_config.json")
     if not (folder / "tokenizer_config.json").is_file():
         raise UserError(f"{folder} has no tokenizer; save one there with tokenizer.save_pretrained")
     try:
@@ -189,3 +183,20 @@ def load(name: str) -> tuple[HyperMLPForCausalLM, Any]:
             f"the tokenizer in {folder} cannot be loaded: {first_line(error)}; restore tokenizer.json and "
             "tokenizer_config.json"
         ) from error
+
+
+def _check_generation_config(config: Any, path: Path) -> None:
+    """Raise for values of the file with which ``generate`` would end in an error that does not name them."""
+
+    def check(setting: str, value: Any, fits: bool, allowed: str) -> None:
+        if value is not None and not fits:
+            raise UserError(f"{path} cannot be used: {setting} is {value!r}; it must be {allowed}")
+
+    for setting in ("num_beams", "num_return_sequences"):
+        value: Any = getattr(config, setting, None)
+        check(setting, value, is_integer(value) and value > 0, "a whole number, 1 or more")
+    for setting in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        value = getattr(config, setting, None)
+        ids: list[Any] = value if isinstance(value, list) else [value]
+        fits = all(is_integer(one) and abs(one) < LARGEST_SIZE for one in ids)
+        check(setting, value, fits, "the number of a token, or a list of them")

@@ -66,7 +66,7 @@ def library_path() -> Path:
     """
     try:
         folder = cache_directory() / "kernels"
-        require_private(folder)
+        require_private(folder, "code")
     except UserError as error:
         raise BuildError(str(error)) from error
     settings = [torch.__version__, _processor(), *flags(), TORCH_ABI, source_digest()]

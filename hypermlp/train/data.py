@@ -24,7 +24,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers import AutoTokenizer
 
 from hypermlp import __version__
-from hypermlp.cache import cache_directory
+from hypermlp.cache import cache_directory, require_private
 from hypermlp.errors import UserError, first_line
 from hypermlp.models.loading import file_digest
 from hypermlp.train.checkpoints import digests, publish_folder
@@ -133,14 +133,19 @@ def _make(data: DataSettings, folder: Path) -> None:
 
 
 def _prepared_folder(data: DataSettings) -> Path:
-    """Return the folder of the prepared data: in ``data.cache``, or in the folder ``data`` of our cache."""
+    """Return the folder of the prepared data: in ``data.cache``, or in the folder ``data`` of our cache.
+
+    Others must not be able to write to our cache. ``data.cache`` may be shared: the user chooses it.
+    """
     key = _key(data)
     if data.cache:
         return Path(data.cache).expanduser() / key
     root = cache_directory()
     # Data prepared by earlier revisions is in a folder beside the root, or in HYPERMLP_CACHE.
     earlier = Path(os.environ.get("HYPERMLP_CACHE") or root.parent) / "hypermlp-data" / key
-    return earlier if (earlier / DESCRIPTION).exists() else root / "data" / key
+    folder = earlier if (earlier / DESCRIPTION).exists() else root / "data" / key
+    require_private(folder.parent, "data")
+    return folder
 
 
 def _key(data: DataSettings) -> str:

@@ -70,6 +70,8 @@ class Expected:
         self.exact = {"output": out} | grads
         self.outputs_defined = self._representable(forward) and self._storable("output")
         self.gradients_defined = self._representable(backward) and forward.kink > 64 * self.compute.eps
+        # PyTorch's fused kernel recomputes exponentials of scores, whose rounding must be small then.
+        self.coarse_scores = forward.largest * self.compute.eps > 1
         if self.outputs_defined:
             self.noise = self._noise(inputs, do)
 
@@ -117,6 +119,8 @@ class Expected:
         """Raise Finding if a result is wrong; add to ``counted``, also the worst errors."""
         for name, actual in results.items():
             if name != "output" and not (self.gradients_defined and self._storable(name)):
+                continue
+            if name != "output" and backend == "sdpa" and self.coarse_scores:
                 continue
             what = f"{backend}, {self.dtype}, {'output' if name == 'output' else 'gradient'}"
             exact = self.exact[name]

@@ -93,10 +93,11 @@ class Mixed:
         """y Rᵀ."""
         return y * self.diag + low_rank(y, self.right, self.left, self.gate)[0]
 
-    def terms(self, y):
-        """Return the sum of the magnitudes of the terms of y R."""
-        positive = np.einsum("hn,hnr->hr", y, np.abs(self.left)) * np.abs(self.gate)
-        return y * (1.0 + np.abs(self.diag - 1.0)) + np.einsum("hr,hnr->hn", positive, np.abs(self.right))
+    def terms(self, y, transposed=False):
+        """Return the sum of the magnitudes of the terms of y R, or of y Rᵀ."""
+        first, second = (self.right, self.left) if transposed else (self.left, self.right)
+        low = low_rank(np.abs(y), np.abs(first), np.abs(second), np.abs(self.gate))[0]
+        return np.abs(y) * (1.0 + np.abs(self.diag - 1.0)) + low
 
 
 def softplus(x):
@@ -175,9 +176,12 @@ class Query:
             return
         dw = self.noise(np.einsum("hd,nhd->hn", do, self.values))
         grads["v"][self.b, self.seen] += self.w.T[:, :, None] * do
-        da = self.noise(self._through_second(dw, grads)) if self.second else dw
-        dh = self._through_activation(da)
-        dz = self.noise(self._through_first(dh, grads)) if self.first else dh
+        da = dw
+        if self.second:
+            da = self.noise(self._through_second(dw, grads), self.second.terms(dw))
+        dz = dh = self._through_activation(da)
+        if self.first:
+            dz = self.noise(self._through_first(dh, grads), self.first.terms(dh, transposed=True))
         if extremes is not None:
             row_factors = [] if self.inputs.activation == "softmax" else [self.along / self.rho**2]
             for x in (dw, da, dh, dz, *row_factors):

@@ -17,6 +17,7 @@ from hypermlp.testing import assert_close, assert_no_worse, randomise_
 LABELS = [*PAPER_ROWS, *PROBABLE_READING.values()]
 LENGTH, HIDDEN = 11, 16
 TIGHT = 1e-10
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
 def refusal(label, backend):

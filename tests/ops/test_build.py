@@ -5,7 +5,9 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -239,6 +241,25 @@ def test_a_lock_that_is_never_released_times_out(write_compiler, monkeypatch):
     with open(lock, "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert build.build(quiet=True).exists()
+
+
+def test_two_builds_at_once_do_not_disturb_each_other(write_compiler, monkeypatch):
+    """On a loaded machine a build may take longer than another process waits for it."""
+    write_compiler("1")
+    monkeypatch.setattr(build, "LOCK_SECONDS", 0.0)
+    compile_library, both = build.compile_library, threading.Barrier(2, timeout=60)
+
+    def slowly(*arguments):
+        both.wait()
+        compile_library(*arguments)
+        both.wait()
+
+    monkeypatch.setattr(build, "compile_library", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(lambda _: build.build(quiet=True), range(2))
+    assert first == second
+    assert build._is_whole(first)
+    assert not list(first.parent.glob("*.part"))
 
 
 def test_without_a_compiler_it_falls_back_with_one_warning(tmp_path):

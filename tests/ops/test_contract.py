@@ -21,6 +21,7 @@ MIXES = ("", "1", "2", "12")
 LAYOUTS = ("lag", "forward")
 VARIANTS = [(a, m, lay) for a, m, lay in itertools.product(ACTIVATIONS, MIXES, LAYOUTS) if m or lay == "lag"]
 TIGHT = 1e-10
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
 def refused(backend, activation, mixes):

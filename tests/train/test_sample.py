@@ -71,8 +71,8 @@ def damaged(run, tmp_path, file, content):
     [
         ("model.safetensors", b"\0" * 100, "the weights in .* cannot be loaded"),
         ("config.json", {"hidden_size": 64, "intermediate_size": 256}, "the weights in .* cannot be loaded"),
-        ("config.json", {"hidden_size": 10**9}, "hidden_size \\(1000000000\\)"),
-        ("config.json", {"rank": 10**11}, "this machine has .* GiB. Lower .* rank \\(100000000000\\)"),
+        ("config.json", {"hidden_size": 10**8}, "hidden_size \\(100000000\\)"),
+        ("config.json", {"rank": 10**8}, "this machine has .* GiB. Lower .* rank \\(100000000\\)"),
         (
             "config.json",
             {"num_hidden_layers": 10**12},
@@ -82,6 +82,11 @@ def damaged(run, tmp_path, file, content):
         ("tokenizer.json", {"padding": "x"}, "the tokenizer in .* cannot be loaded"),
         ("tokenizer_config.json", b"{", "the tokenizer in .* cannot be loaded"),
         ("generation_config.json", {"num_beams": -3}, "generation_config.json cannot be used: .*num_beams"),
+        (
+            "generation_config.json",
+            {"eos_token_id": 1e308},
+            "eos_token_id is 1e.308; it must be the",
+        ),
     ],
     ids=str,
 )

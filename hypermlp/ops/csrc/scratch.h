@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <new>
 
+#include "poison.h"
+
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
@@ -48,6 +50,7 @@ class Arena {
         char* start = next_;
         next_ += need<T>(count);
         poison(start + count * sizeof(T), next_);
+        poison_unwritten(start, count * sizeof(T));
         return reinterpret_cast<T*>(start);
     }
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "poison.h"
 
 #pragma GCC visibility push(hidden)  // like the types of PyTorch that are used here
 
@@ -195,7 +196,9 @@ Tensor fresh(const std::vector<int64_t>& shape) {
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(),
                                                            strides.data(), dtype,
                                                            aoti_torch_device_type_cpu(), 0, &handle));
-    return Tensor(handle);
+    const Tensor tensor(handle);
+    if constexpr (kPoison) poison_unwritten(tensor.data_ptr(), tensor.numel() * sizeof(T));
+    return tensor;
 }
 
 // Return x in the dtype that the caller stores.
