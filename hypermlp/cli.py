@@ -1,6 +1,7 @@
 """The program ``hypermlp``: it imports a command's module when the command is called, and runs it."""
 
 import argparse
+import io
 import os
 import pkgutil
 import sys
@@ -72,6 +73,10 @@ COMMANDS = {
         "the paper's efficiency table for every mixer", "hypermlp bench table --count-only"
     ),
     "bench lm": Command("training throughput of a recipe against softmax attention", "hypermlp bench lm"),
+    "bench window": Command(
+        "memory and time of sliding windows: decoding and training stay linear",
+        "hypermlp bench window --window 256",
+    ),
 }
 
 
@@ -120,6 +125,8 @@ def explain(words: list[str]) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code. An error that the user can fix prints its message alone."""
     words = sys.argv[1:] if argv is None else argv
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may have bytes that no character stands for
+        sys.stdout.reconfigure(errors="backslashreplace")
     if words[:1] == ["--version"]:
         print(f"hypermlp {__version__}")
         return 0

@@ -13,6 +13,7 @@ from hypermlp.label import Label
 
 TINY = 2.0**-126
 Option = TypeVar("Option")
+ROPE_TYPES = ("default", "ntk", "yarn")
 ACTIVATION_OF_BASE = {"S": "softmax", "R": "relu", "G": "glu"}
 
 
@@ -52,6 +53,14 @@ class MixerConfig:
             default, for all. The input may then have any length, and decoding keeps O(sliding_window)
             positions. The convolution at a position sees that position's own window.
         rope_theta: base of the rotary frequencies (10,000).
+        rope_type: scaling of the rotary frequencies, for contexts beyond those of training: "default" (none),
+            "ntk" (NTK-aware) or "yarn"; ``hypermlp.layers.rotary.Rope`` has the formulas.
+        rope_factor: how many times as long the context becomes (1.0, which changes nothing); at least 1. It
+            must be 1 for rope_type "default".
+        rope_original_length: for "yarn", the number of positions that the layer was trained with.
+        rope_beta_slow, rope_beta_fast: for "yarn", channels that turn at most so often in training are slowed
+            down by the factor, and those that turn at least so often stay (1.0 and 32.0, which its paper uses
+            for contexts of 2,048 and more; short contexts need less).
         eps: added to the squared norm of the scores (1e-12), at least 2**-126; "softmax" has no norm.
         init_std: standard deviation of the normally distributed initial weights (0.02); biases and diagonals
             start at zero.
@@ -86,6 +95,11 @@ class MixerConfig:
     num_registers: int = 0
     sliding_window: int | None = None
     rope_theta: float = 10_000.0
+    rope_type: str = "default"
+    rope_beta_slow: float = 1.0
+    rope_beta_fast: float = 32.0
+    rope_factor: float = 1.0
+    rope_original_length: int | None = None
     eps: float = 1e-12
     init_std: float = 0.02
 
@@ -133,6 +147,32 @@ class MixerConfig:
                 self.qk_dim % 2 == 0,
                 f"a multiple of {2 * self.num_branches}, since RoPE turns pairs of channels",
             )
+        self._check_rope_scaling()
+
+    def _check_rope_scaling(self) -> None:
+        kind, factor, original = self.rope_type, self.rope_factor, self.rope_original_length
+        require("rope_type", kind, kind in ROPE_TYPES, " or ".join(map(repr, ROPE_TYPES)))
+        allowed = "'default' in a layer without rotary positions (rope; in a label the letter p)"
+        require("rope_type", kind, self.rope or kind == "default", allowed)
+        require("rope_factor", factor, is_number(factor) and factor >= 1, "a finite number, at least 1")
+        allowed = "1 for rope_type 'default'; 'ntk' and 'yarn' scale the frequencies"
+        require("rope_factor", factor, factor == 1 or kind != "default", allowed)
+        if kind == "yarn":
+            fits = is_integer(original) and original > 0  # type: ignore[operator]
+            allowed = "the number of positions in training for rope_type 'yarn', a positive integer"
+            require("rope_original_length", original, fits, allowed)
+        else:
+            allowed = f"None for rope_type {kind!r}: only 'yarn' reads it"
+            require("rope_original_length", original, original is None, allowed)
+        for name in ("rope_beta_slow", "rope_beta_fast"):
+            value, usual = getattr(self, name), getattr(type(self), name)
+            require(name, value, is_number(value) and value > 0, "a positive finite number")
+            require(name, value, kind == "yarn" or value == usual, f"{usual} unless rope_type is 'yarn'")
+        allowed = f"above rope_beta_slow ({self.rope_beta_slow})"
+        require("rope_beta_fast", self.rope_beta_fast, self.rope_beta_fast > self.rope_beta_slow, allowed)
+        if kind == "ntk":
+            allowed = f"at least {4 * self.num_branches} for rope_type 'ntk': two pairs of channels"
+            require("qk_width", self.qk_width, self.qk_dim > 2, allowed)
 
     def _divides(self, name: str, parts: int) -> None:
         width = getattr(self, name)
@@ -177,8 +217,9 @@ class MixerConfig:
                 and head outputs (4; the paper uses 4 and 8). Without the letter, the side has width
                 hidden_size.
             settings: fields that a label leaves open: num_heads, rank, conv_kernel, num_registers, canon,
-                sliding_window, rope_theta, eps, init_std; also qk_width and vo_width, which then replace the
-                label's widths.
+                sliding_window, rope_theta, rope_type, rope_factor, rope_original_length, rope_beta_slow,
+                rope_beta_fast, eps, init_std; also qk_width and vo_width, which then replace the label's
+                widths.
 
         Raises:
             UserError: for a text that is not a label, an unknown setting, a setting that the label fixes, or
@@ -211,6 +252,10 @@ class MixerConfig:
                 "MixerConfig yourself"
             )
         return cls(hidden_size=hidden_size, max_length=max_length, **(chosen | settings))
+
+
+LARGEST_SIZE = 2**28
+"""The largest size that a model or a benchmark may have: products of two fit in 64 bits, also in bytes."""
 
 
 def require(name: str, value: object, holds: bool, allowed: str) -> None:

@@ -16,6 +16,7 @@ from fuzz.commands import Commands
 from fuzz.damage import Damage
 from fuzz.decoding import Decoding
 from fuzz.fixtures import Fixtures, command_problem
+from fuzz.kills import Kills
 from fuzz.layers import Layers
 from fuzz.operators import Operators
 
@@ -148,7 +149,7 @@ def test_a_crash_and_a_hang_are_findings(monkeypatch, tmp_path):
     assert indices == [4, 9]
 
 
-@pytest.mark.parametrize(("part", "cases"), [(Commands, 10), (Damage, 4), (serving.Serving, 8)])
+@pytest.mark.parametrize(("part", "cases"), [(Commands, 10), (Damage, 4), (Kills, 1), (serving.Serving, 8)])
 def test_smoke_of_processes(part, cases, folder):
     fuzzer = part(folder)
     try:
@@ -225,6 +226,26 @@ server.serve_forever()
         serving.ANSWER_SECONDS = before
         part.close()
         output.close()
+
+
+def test_a_training_that_loses_its_place_is_found(monkeypatch, folder):
+    """Replace the file of weights by a shorter one as soon as a training was ended."""
+    part, case = Kills(folder), {"kills": [[0.1, "SIGKILL"]]}
+    run = isolated.run
+
+    def wrong(words, place, **settings):
+        result = run(words, place, **settings)
+        weights = Path(words[3]) / "final" / "model.safetensors"
+        if "uninterrupted" not in words[3] and weights.exists():
+            weights.write_bytes(weights.read_bytes()[:-1])
+        return result
+
+    try:
+        assert core.failure(part, case) is None
+        monkeypatch.setattr(isolated, "run", wrong)
+        assert core.failure(part, case).kind == "a resumed training has other weights"
+    finally:
+        part.close()
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""``hypermlp bench op``, ``bench table`` and ``bench lm``."""
+"""``hypermlp bench op``, ``bench table``, ``bench lm`` and ``bench window``."""
 
 import itertools
 import json
@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from hypermlp.bench import commits, efficiency, goals, lm, op
+from hypermlp.bench import commits, efficiency, goals, lm, op, window
 from hypermlp.bench.gate import check_backend
 from hypermlp.bench.idle import require_idle
 from hypermlp.bench.measure import WARMUPS
@@ -283,3 +283,36 @@ def _mixer_recipes(args: Args, recipe: Recipe) -> dict[str, Recipe]:
             f"--rounds is {args.rounds}; each round decodes a token of data.context, so use at most {most}"
         )
     return recipes
+
+
+@command(
+    Argument(
+        "--mixer",
+        nargs="+",
+        default=["HyperGLU", "HyperMLP", "S-p", "softmax"],
+        metavar="NAME",
+        help="labels and baselines with windows (default: HyperGLU HyperMLP S-p softmax)",
+    ),
+    Argument("--window", type=int, default=256, help="positions that each position sees (default: 256)"),
+    Argument("--hidden", type=int, default=128, help="width of the model (default: 128)"),
+    Argument("--layers", type=int, default=2, help="layers of the model (default: 2)"),
+    *measuring(
+        rounds=15,
+        seconds=8,
+        json_help="write the results to a record; refused while other processes use the machine",
+    ),
+)
+def window_command(args: Args) -> None:
+    """``hypermlp bench window``: decoding and training with a sliding window, at several lengths."""
+    require_at_least(args, window=2, hidden=1, layers=1)
+    require_measuring(args, rounds=1)
+    if args.json:
+        require_idle()
+    sizes = {name: getattr(args, name) for name in ("window", "hidden", "layers", "rounds", "seconds")}
+    mixers = chosen_mixers(args.mixer)
+    print(f"{len(mixers)} models, about {2 * len(mixers) * args.seconds / 60 + 1:.0f} min", flush=True)
+    rows = [window.measure(mixer, **sizes) for mixer in mixers]
+    print(window.table(rows).markdown())
+    if args.json:
+        require_idle()
+    save_record(args.json, "bench-window", {**sizes, "threads": torch.get_num_threads()}, rows)

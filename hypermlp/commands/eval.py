@@ -1,4 +1,4 @@
-"""``hypermlp eval``: checkpoints under lm-evaluation-harness, side by side."""
+"""``hypermlp eval``: checkpoints under lm-evaluation-harness, by position, or by length, side by side."""
 
 import sys
 from functools import partial
@@ -14,8 +14,9 @@ from hypermlp.commands.shared import (
     save_record,
 )
 from hypermlp.errors import UserError
-from hypermlp.evals import run, suites
+from hypermlp.evals import positions, recall, run, suites
 from hypermlp.evals.table import score_table
+from hypermlp.evals.variants import KINDS
 from hypermlp.models.loading import is_local, model_folder
 
 
@@ -24,14 +25,24 @@ from hypermlp.models.loading import is_local, model_folder
         "checkpoints",
         nargs="*",
         metavar="CHECKPOINT",
-        help="runs, folders of save_pretrained, tiny, or names on the hub; none only with --fetch",
+        help="runs, folders of save_pretrained, tiny, or names on the hub; none only with --fetch. With "
+        "--by-position also RUN@VARIANT, such as runs/x@window=64; with the suite recall-length mixers, such "
+        f"as S-p@yarn. Variants: {', '.join(KINDS)}",
     ),
     Argument(
         "--suite",
         default="local",
-        choices=suites.SUITES,
-        help="local (default) needs no network; paper is the paper's table",
+        choices=[*suites.SUITES, recall.SUITE],
+        help="local (default) needs no network; paper is the paper's table; recall-length trains small "
+        "models on two recall tasks and asks at 1 to 8 times their length",
     ),
+    Argument(
+        "--by-position",
+        action="store_true",
+        help="loss by position on held-out text beyond the trained context, instead of a suite",
+    ),
+    Argument("--length", type=int, help="--by-position: positions (default: 8 times the trained context)"),
+    Argument("--texts", type=int, default=64, help="--by-position: number of texts (default: 64)"),
     Argument(
         "--fetch", action="store_true", help="only download the suite's data, for a machine without a network"
     ),
@@ -42,6 +53,54 @@ from hypermlp.models.loading import is_local, model_folder
     Argument("--json", metavar="FILE", help="write the scores to a record"),
 )
 def main(args: Args) -> None:
+    require_at_least(args, batch=1, max_length=1, limit=1, length=1, texts=1)
+    require_writable(args.json)
+    if args.by_position:
+        _by_position(args)
+    elif args.suite == recall.SUITE:
+        _recall_by_length(args)
+    else:
+        _harness(args)
+
+
+def _by_position(args: Args) -> None:
+    _require_checkpoints(args)
+    rows: list[dict[str, Any]] = []
+    context = 0
+    tell = partial(print, flush=True)
+    try:
+        found = positions.evaluate_positions(
+            args.checkpoints, length=args.length, texts=args.texts, tell=tell
+        )
+        for row, context in found:
+            rows.append(row)
+            tell(f"{row['name']}: {row['loss'][-1]:.3f} at the last positions")
+            settings = {"context": context, "length": row["edges"][-1], "texts": row["texts"]}
+            save_record(args.json, positions.KIND, settings, rows)
+    finally:
+        if rows:
+            print(positions.position_table(rows, context).markdown())
+
+
+def _recall_by_length(args: Args) -> None:
+    rows: list[dict[str, Any]] = []
+    try:
+        for row in recall.evaluate_recall(
+            args.checkpoints, limit=args.limit, tell=partial(print, flush=True)
+        ):
+            rows.append(row)
+            save_record(args.json, recall.SUITE, {"limit": args.limit, "seed": recall.SEED}, rows)
+    finally:
+        if rows:
+            print(recall.recall_table(rows).markdown())
+
+
+def _require_checkpoints(args: Args) -> None:
+    if not args.checkpoints or not all(args.checkpoints):
+        raise UserError("no checkpoint was given; name one or more, such as a run of `hypermlp train`")
+
+
+def _harness(args: Args) -> None:
     try:
         from hypermlp.evals.checkpoint import check_device
     except ImportError as error:
@@ -50,18 +109,15 @@ def main(args: Args) -> None:
         ) from error
     # Bound to the present standard output, because standard output is redirected while the harness runs.
     tell = partial(print, file=sys.stdout, flush=True)
-    require_at_least(args, batch=1, max_length=1, limit=1)
     if args.fetch:
         with run.quiet():
             suites.load_tasks(suites.columns(args.suite, context=0, vocab_size=0), tell=tell)
         print(f"the data of suite {args.suite} is downloaded")
         return
-    if not args.checkpoints or not all(args.checkpoints):
-        raise UserError("no checkpoint was given; name one or more, such as a run of `hypermlp train`")
+    _require_checkpoints(args)
     check_device(args.device)
     for folder in filter(is_local, args.checkpoints):
         model_folder(folder)  # raises if it has no model
-    require_writable(args.json)
     settings = {
         "batch_size": args.batch,
         "max_length": args.max_length,

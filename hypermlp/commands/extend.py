@@ -5,6 +5,7 @@ from pathlib import Path
 import transformers
 
 from hypermlp.commands.shared import CHECKPOINT, Args, Argument, command, require_at_least
+from hypermlp.config import ROPE_TYPES
 from hypermlp.errors import UserError
 from hypermlp.layers.resizing import METHODS
 from hypermlp.models.loading import load
@@ -18,8 +19,13 @@ from hypermlp.models.loading import load
         "--method",
         choices=METHODS,
         default="repeat",
-        help="parameters of the added slots: zeros, the mean of the last 32, or the far half repeated "
-        "(default: repeat)",
+        help="parameters of the added slots: zeros, the mean of the last 32, the far half repeated, or the "
+        "far half stretched over log-lag (default: repeat)",
+    ),
+    Argument(
+        "--rope-type",
+        choices=ROPE_TYPES[1:],
+        help="also scale the rotary frequencies of labels with the letter p (default: leave them)",
     ),
 )
 def main(args: Args) -> None:
@@ -30,10 +36,10 @@ def main(args: Args) -> None:
     transformers.logging.disable_progress_bar()
     model, tokenizer = load(args.checkpoint)
     before = model.config.max_position_embeddings
-    model.extend_context(args.context, method=args.method)
+    model.extend_context(args.context, method=args.method, rope_type=args.rope_type)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    print(
-        f"saved in {out}: the context had {before} positions and has {args.context}; up to "
-        f"{min(before, args.context)} positions, the model computes what it did"
-    )
+    same = f"up to {min(before, args.context)} positions, the model computes what it did"
+    if args.rope_type:
+        same = f"its rotary frequencies are scaled ({args.rope_type}, factor {model.config.rope_factor:g})"
+    print(f"saved in {out}: the context had {before} positions and has {args.context}; {same}")

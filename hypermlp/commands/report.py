@@ -3,10 +3,13 @@
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from hypermlp.bench import commits, efficiency, goals, gpu, lm, op
+from hypermlp.bench import commits, efficiency, goals, gpu, lm, op, window
 from hypermlp.commands.shared import Args, Argument, command
+from hypermlp.evals import positions, recall
+from hypermlp.evals.figures import position_chart, write_position_figure
 from hypermlp.evals.table import score_table
 from hypermlp.mad.protocol import grid_of, read_cell
 from hypermlp.mad.report import summarize
@@ -25,11 +28,19 @@ from hypermlp.reporting.table import Columns, Table
     ),
     Argument("--out", default="report.html", metavar="FILE", help="default: report.html"),
     Argument("--title", default="hypermlp: results", help="title of the page"),
+    Argument(
+        "--figure",
+        metavar="NAME",
+        help="also draw the losses by position of all records as NAME.png and NAME.svg",
+    ),
 )
 def main(args: Args) -> None:
     check_writable(args.out)
     found = gather(args.places)
     write_text(args.out, results_page(found, KINDS, args.title))
+    if args.figure:
+        for path in write_position_figure(_position_rows(found.records[positions.KIND]), Path(args.figure)):
+            print(f"wrote {path}")
     counts = [f"{len(records)} of {kind}" for kind, records in found.records.items() if kind in KINDS]
     print(f"wrote {args.out}: {', '.join([f'{len(found.runs)} runs', *counts])}")
     for problem in found.problems:
@@ -39,6 +50,15 @@ def main(args: Args) -> None:
 def _all_rows(table: Callable[[list[dict[str, Any]]], Table]) -> Callable[[Records], Table]:
     """Return a function that puts the rows of several records into one table."""
     return lambda records: table([row for record in records for row in record.content["results"]])
+
+
+def _position_rows(records: Records) -> list[dict[str, Any]]:
+    return [row for record in records for row in record.content["results"]]
+
+
+def _position_table(records: Records) -> Table:
+    context = min(record.content["settings"]["context"] for record in records)
+    return positions.position_table(_position_rows(records), context)
 
 
 def _mad_table(records: Records) -> Table:
@@ -93,6 +113,14 @@ KINDS = {
         _all_rows(score_table),
         group=lambda record: json.dumps(record.content["settings"], sort_keys=True),
     ),
+    positions.KIND: Kind(
+        "Loss by position",
+        _position_table,
+        group=lambda record: f"{record.path.parent} {record.content['settings']['context']}",
+        chart=lambda records: position_chart(_position_rows(records)),
+    ),
+    recall.SUITE: Kind("Recall by length, in percent", _all_rows(recall.recall_table)),
+    "bench-window": Kind("Sliding windows", _all_rows(window.table)),
     "mad": Kind(
         "MAD: accuracy in percent, published values in brackets",
         _mad_table,

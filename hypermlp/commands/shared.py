@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hypermlp.config import LARGEST_SIZE
 from hypermlp.errors import UserError
 from hypermlp.jobs.workers import Cluster, Local, Workers
 from hypermlp.reporting.records import check_writable, new_record, write_record
@@ -114,11 +115,15 @@ def measuring(
 
 
 def require_at_least(args: Args, **minimums: int) -> None:
-    """Raise UserError if an argument is below its minimum; an argument that is None was not given."""
+    """Raise UserError if an argument is below its minimum or above LARGEST_SIZE.
+
+    An argument that is None was not given.
+    """
     for name, minimum in minimums.items():
         value = getattr(args, name)
-        if value is not None and value < minimum:
-            raise UserError(f"--{name.replace('_', '-')} is {value}; it must be at least {minimum}")
+        if value is not None and not minimum <= value <= LARGEST_SIZE:
+            bound = f"at least {minimum}" if value < minimum else f"at most {LARGEST_SIZE:,}"
+            raise UserError(f"--{name.replace('_', '-')} is {value}; it must be {bound}")
 
 
 def require_measuring(args: Args, *, rounds: int) -> None:

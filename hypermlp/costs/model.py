@@ -150,7 +150,7 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.hypermlp.blocked_grad.default:  # its workspace is not visible here
-            attention = Attention.unflatten(args[2:])  # after the output's gradient and the inverse norms
+            attention = Attention.unflatten(args[2:])  # after the output's gradient and what the forward kept
             self.peak = max(self.peak, self.live + workspace_bytes(self.device, attention))
         out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):

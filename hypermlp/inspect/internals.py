@@ -15,7 +15,7 @@ from hypermlp.errors import UserError
 from hypermlp.layers.baselines.parts import at_least_float32
 from hypermlp.layers.gates import Gates, GateValues
 from hypermlp.layers.mixer import Mixer
-from hypermlp.layers.rotary import rotate
+from hypermlp.layers.rotary import Rope, rotate
 from hypermlp.layers.step import is_plain
 from hypermlp.layers.visibility import Visibility, document_origins
 from hypermlp.ops import Mix
@@ -76,7 +76,7 @@ def rotated(layer: Mixer, rows: Tensor, t: int, starts: Tensor | None) -> Tensor
         return rows
     origin = 0 if starts is None else int(document_origins(starts[None, : t + 1])[0, -1])
     positions = torch.full((1, len(rows)), t - origin, device=rows.device)
-    return rotate(rows[None, :, None], positions, layer.config.rope_theta)[0, :, 0]
+    return rotate(rows[None, :, None], positions, Rope.of(layer.config))[0, :, 0]
 
 
 def operands(layer: Mixer, x: Tensor, starts: Tensor | None) -> tuple[Tensor, Attention, dict[str, Tensor]]:

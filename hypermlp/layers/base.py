@@ -101,7 +101,7 @@ class SequenceMixer(nn.Module):
             initialize_(module, self.config.init_std)
 
     def resize_(self, config: Any, method: str) -> None:
-        """Take over ``config``, which differs from the layer's in max_length alone, in place.
+        """Take over ``config``, which differs from the layer's in max_length and RoPE alone, in place.
 
         ``extend_context`` of a model calls it; ``method`` is one of ``hypermlp.layers.resizing.METHODS``.
         Existing decoding states are refused afterwards. A subclass with learned slots resizes them.

@@ -1,10 +1,11 @@
 """A whole layer as one operator with a backward of its own, on the CPU.
 
 The general path is a chain of two dozen operators, of which autograd keeps every input. This operator keeps
-x, q, k, v, the gates, the head outputs and 1/rho. It consists of three kernels in each direction: around the
-attention operator, one computes all projections and gates (``native_project``) and one the output projection
-(``native_read_out``). They finish a block of positions at a time in the cache. The backward recomputes the
-convolutions where it needs them, so that no gradient of an intermediate result is stored.
+x, q, k, v, the gates, the head outputs and what the attention operator keeps of its rows. It consists of
+three kernels in each direction: around the attention operator, one computes all projections and gates
+(``native_project``) and one the output projection (``native_read_out``). They finish a block of positions at
+a time in the cache. The backward recomputes the convolutions where it needs them, so that no gradient of an
+intermediate result is stored.
 
 Shapes: B batch, T positions, N = B * T, D hidden size, G score branches, H heads, Dk, Dv widths, W gates.
 """
@@ -19,9 +20,10 @@ from hypermlp.layers.mixing import SequenceMix
 from hypermlp.layers.step import is_plain
 from hypermlp.layers.visibility import Visibility
 from hypermlp.ops.api import autocast_enabled
-from hypermlp.ops.arguments import Request
+from hypermlp.ops.arguments import Attention, Request
 from hypermlp.ops.dispatch import backend_for, can_run, choose_backend
 from hypermlp.ops.library import call, define, differentiate, in_transform
+from hypermlp.ops.native import kept_rows
 
 if TYPE_CHECKING:
     from hypermlp.layers.mixer import Mixer
@@ -104,25 +106,23 @@ class LayerArguments(NamedTuple):
 
 
 def forward(a: LayerArguments, *, keep: bool = True) -> tuple[Tensor, ...]:
-    """Return the output ``[B, T, D]``, then q, k, v, the gates and o with N rows, and 1/rho.
+    """Return the output ``[B, T, D]``, then q, k, v, the gates and o with N rows, and what attention keeps.
 
     Without ``keep`` only the output is returned, and memory is freed as early as possible.
     """
     q, k, v, gates = _project(*a.projections())
-    out, inverse_norm = torch.ops.hypermlp.native(*a.operator(q, k, v, gates))
+    out, rows = torch.ops.hypermlp.native(*a.operator(q, k, v, gates))
     o = out.flatten(0, 1).flatten(1)
-    kept = (q, k, v, gates, o, inverse_norm) if keep else ()
+    kept = (q, k, v, gates, o, rows) if keep else ()
     del q, k, v
     return _read_out(o, gates, a.o_weight, a.output_gate).view(a.x.shape), *kept
 
 
 def backward(grad: Tensor, kept: tuple[Tensor, ...], a: LayerArguments) -> list[Tensor]:
     """Return the gradients of the tensors that are present, from that of the output and what was kept."""
-    q, k, v, gates, o, inverse_norm = kept
+    q, k, v, gates, o, rows = kept
     grad_o, grad_o_weight = _read_out_grad(grad.flatten(0, 1), o, gates, a.o_weight, a.output_gate)
-    grads = torch.ops.hypermlp.native_grad(
-        a.by_heads(grad_o, a.heads), inverse_norm, *a.operator(q, k, v, gates)
-    )
+    grads = torch.ops.hypermlp.native_grad(a.by_heads(grad_o, a.heads), rows, *a.operator(q, k, v, gates))
     grad_q, grad_k, grad_v = (x.flatten(0, 1).flatten(1) for x in grads[:3])
     mixes = (grads[3:7] if a.left1 is not None else [], grads[-4:] if a.left2 is not None else [])
     del grads
@@ -149,7 +149,8 @@ def _fake(*flat: Any) -> tuple[Tensor, ...]:
     x, count = a.x, a.x.shape[0] * a.x.shape[1]
     widths = [weight.shape[0] for weight in (a.q_weight, a.k_weight, a.v_weight, a.gate_weight, a.v_weight)]
     kept = [x.new_empty(count, width) for width in widths]
-    return x.new_empty(x.shape), *kept, x.new_empty(a.heads * x.shape[0], x.shape[1], 1)
+    attention = Attention.unflatten(a.operator(*kept[:4]))
+    return x.new_empty(x.shape), *kept, kept_rows(attention)
 
 
 def _fake_grad(grad: Tensor, *rest: Any) -> list[Tensor]:
@@ -193,7 +194,7 @@ _read_out_grad = define(
     "native_read_out_grad", f"(Tensor grad, {_READ_OUT}) -> (Tensor, Tensor)", _fake_read_out_grad
 )
 
-_KEPT = ", ".join(f"Tensor {name}" for name in ("q", "k", "v", "gates", "o", "inverse_norm"))
+_KEPT = ", ".join(f"Tensor {name}" for name in ("q", "k", "v", "gates", "o", "rows"))
 _layer = define("native_layer", f"({_TENSORS}, {_OPTIONS}) -> ({', '.join(['Tensor'] * 7)})", _fake)
 _layer_grad = define(
     "native_layer_grad", f"(Tensor grad, {_KEPT}, {_TENSORS}, {_OPTIONS}) -> Tensor[]", _fake_grad

@@ -23,7 +23,7 @@ from hypermlp.layers.registers import (
     attend_with_registers,
     conv_of_registers,
 )
-from hypermlp.layers.rotary import rotate
+from hypermlp.layers.rotary import Rope, rotate
 from hypermlp.layers.state import DecodingState, MixerState
 from hypermlp.layers.static_state import StaticState
 from hypermlp.layers.static_step import steps_in_triton, triton_step
@@ -111,8 +111,9 @@ class Mixer(SequenceMixer):
         """Build the layer of a label of the paper's design study, such as "R-cg-q-12o"; always a ``Mixer``.
 
         ``settings`` are what a label leaves open: compression (4), num_heads (2), rank (16), conv_kernel (4),
-        num_registers (0), canon (False), sliding_window (None), rope_theta (10,000), eps (1e-12), init_std
-        (0.02), qk_width and vo_width. ``MixerConfig.from_label`` documents them and what raises.
+        num_registers (0), canon (False), sliding_window (None), rope_theta (10,000) and the other names that
+        begin with ``rope_``, eps (1e-12), init_std (0.02), qk_width and vo_width. ``MixerConfig.from_label``
+        documents them and what raises.
         """
         return Mixer(
             MixerConfig.from_label(label, hidden_size=hidden_size, max_length=max_length, **settings)
@@ -217,7 +218,7 @@ class Mixer(SequenceMixer):
             q, k, v = self._convolved(q, k, v, state, visibility)
         if config.rope:
             positions = visibility.positions() + (0 if registers is None else config.num_registers)
-            q, k = (rotate(y, positions, config.rope_theta) for y in (q, k))
+            q, k = (rotate(y, positions, Rope.of(config)) for y in (q, k))
         q, gates = self._gate(x, q)
         if state is not None:
             state.check_kind("keys", k)
@@ -271,9 +272,9 @@ class Mixer(SequenceMixer):
         if self.k_conv is not None and self.v_conv is not None:
             keys_from, values_from = conv_of_registers(self.registers, self.k_conv, self.v_conv)
             overlaps = keys_from[count:], values_from[count:]
-        theta = self.config.rope_theta if self.config.rope else None
+        rope = Rope.of(self.config) if self.config.rope else None
         return ProjectedRegisters(
-            self._keys(keys_from[:count]), self._values(values_from[:count]), overlaps, theta
+            self._keys(keys_from[:count]), self._values(values_from[:count]), overlaps, rope
         )
 
     def _check(self, x: Tensor, state: DecodingState | None, starts: Tensor | None) -> None:

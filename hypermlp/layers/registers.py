@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from hypermlp.layers.rotary import rotate
+from hypermlp.layers.rotary import Rope, rotate
 from hypermlp.ops.api import causal_conv_pair
 from hypermlp.ops.arguments import Attention
 
@@ -31,15 +31,15 @@ class ProjectedRegisters(NamedTuple):
     overlaps: tuple[Tensor, Tensor] | None
     """What the registers add to the convolved inputs of keys and values at the first positions of a context,
     ``[taps - 1, D]`` each; None without a convolution."""
-    rope_theta: float | None
+    rope: Rope | None
 
     def keys_at(self, first: Tensor) -> Tensor:
         """Return keys ``[C, k, G, Dk]`` of contexts whose first register is at position ``first`` ``[C]``."""
         rows = self.keys.expand(first.shape[0], -1, -1, -1)
-        if self.rope_theta is None:
+        if self.rope is None:
             return rows
         count = torch.arange(self.keys.shape[0], device=first.device)
-        return rotate(rows, first[:, None] + count, self.rope_theta)
+        return rotate(rows, first[:, None] + count, self.rope)
 
 
 def conv_of_registers(registers: Tensor, k_conv: Tensor, v_conv: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ positions uses the first n slots.
 """
 
 import functools
+import math
 import weakref
 from typing import Any
 
@@ -32,8 +33,18 @@ def _repeated(rows: Tensor, count: int) -> Tensor:
     return rows[half + torch.arange(count, device=rows.device) % (len(rows) - half)]
 
 
-METHODS = {"zero": _zeros, "mean": _mean, "repeat": _repeated}
-"""What added rows hold: zeros, the mean of the last rows, or the far half of the rows again and again."""
+def _stretched(rows: Tensor, count: int) -> Tensor:
+    half, total = len(rows) // 2, len(rows) + count
+    slots = torch.arange(len(rows), total, device=rows.device, dtype=torch.float64)
+    place = half + (len(rows) - 1 - half) * (slots / len(rows)).log() / math.log(total / len(rows))
+    low = place.long()
+    share = (place - low).to(rows.dtype).view(-1, *[1] * (rows.dim() - 1))
+    return torch.lerp(rows[low], rows[(low + 1).clamp(max=len(rows) - 1)], share)
+
+
+METHODS = {"zero": _zeros, "mean": _mean, "repeat": _repeated, "log-lag": _stretched}
+"""What added rows hold: zeros, the mean of the last rows, the far half of the rows again and again, or the
+far half stretched over the logarithm of the lag."""
 
 
 def check_method(method: str) -> None:

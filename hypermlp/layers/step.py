@@ -13,7 +13,7 @@ from torch.nn.modules import module as modules
 from hypermlp.config import MixerConfig
 from hypermlp.layers.gates import Gates
 from hypermlp.layers.mixing import SequenceMix
-from hypermlp.layers.rotary import angles
+from hypermlp.layers.rotary import Rope, angles
 from hypermlp.layers.state import MixerState
 from hypermlp.layers.visibility import Visibility
 from hypermlp.ops.api import autocast_enabled
@@ -148,4 +148,4 @@ def _angles(config: MixerConfig, dtype: torch.dtype, visibility: Visibility) -> 
         first = (own + 1 - reach)[:, :, None]
         positions = torch.cat([positions, first + torch.arange(count)], dim=2)
     dtype = torch.promote_types(dtype, torch.float32)
-    return angles(positions, config.qk_dim, config.rope_theta, dtype)
+    return angles(positions, config.qk_dim, Rope.of(config), dtype)

@@ -201,10 +201,11 @@ class WindowedVisibility(Visibility):
     def operands(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         if self.in_ring:
             return k, v, self.rows
-        count = min(self.known_past, self.reach_back) + self.new
+        back = min(self.known_past, self.reach_back)
+        count = back + self.new
         k, v = (x.narrow(1, x.shape[1] - count, count) for x in (k, v))
         sees_all = self.new == 1 and self.base.rows is None
-        return k, v, None if sees_all else self.starts_from(self.known_past + self.new - count)
+        return k, v, None if sees_all else self.starts_from(self.known_past - back)
 
 
 def visibility_after(

@@ -33,6 +33,7 @@ PASSED = (  # arguments of transformers that a model receives as keywords
     "cu_seq_lens_k",
     "max_length_q",
     "max_length_k",
+    "seq_idx",
     "tokenizer",  # generate passes these two on when it is given them, for stop strings
     "assistant_tokenizer",
 )

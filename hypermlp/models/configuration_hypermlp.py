@@ -8,14 +8,16 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
-from hypermlp.config import is_integer, near_miss, require
+from hypermlp.config import LARGEST_SIZE, is_integer, near_miss, require
 from hypermlp.errors import UserError
+from hypermlp.label import Label
 from hypermlp.layers.canon import PLACES
-from hypermlp.layers.registry import BASELINES, PAPER_NAMES, Config, mixer_config
+from hypermlp.layers.registry import BASELINES, PAPER_NAMES, Config, mixer_config, mixer_name
 
 logger = logging.get_logger(__name__)
 MOST_LAYERS = 10_000
 BLOCKS = ("gpt2", "llama")
+SIZES = ("hidden_size", "vocab_size", "max_position_embeddings", "intermediate_size", "rank", "num_registers")
 EARLIER_NAMES = {"peer_settings": "baseline_settings"}  # fields of configurations saved by early versions
 OF_TRANSFORMERS = {  # arguments of PreTrainedConfig that are not its fields, and keys that it saves
     "_attn_implementation",
@@ -35,6 +37,7 @@ OF_TRANSFORMERS = {  # arguments of PreTrainedConfig that are not its fields, an
 }
 SET_BY_MODEL = {"hidden_size", "max_length", "init_std", "sliding_window"}
 WINDOWED_BASELINES = ("softmax", "diff")  # the others are recurrences, or compute all scores
+ROPE_SCALING = ("rope_type", "rope_factor", "rope_original_length", "rope_beta_slow", "rope_beta_fast")
 LORA_TARGETS = ["v_proj", "o_proj"]  # the readout of the dynamic MLP: docs/derivation.md
 
 
@@ -78,6 +81,12 @@ class HyperMLPConfig(PreTrainedConfig):
             values and head outputs (4).
         conv_kernel: taps of a label's convolution (4).
         rope_theta: base of the rotary frequencies of labels with the letter p (10,000).
+        rope_type: scaling of those frequencies, for contexts beyond those of training: "default" (none),
+            "ntk" (NTK-aware) or "yarn" (``hypermlp.layers.rotary.Rope`` has the formulas).
+        rope_factor: how many times as long the context becomes (1.0); 1 for rope_type "default".
+        rope_original_length: for "yarn", the context that the model was trained with.
+        rope_beta_slow, rope_beta_fast: for "yarn", the numbers of turns in that context between which it goes
+            from slowed channels to those that stay (1.0 and 32.0).
         canon: places of a block that have a Canon layer, a short causal convolution with a residual: any of
             A (input of the mixer), B (queries, keys and values; labels only), C (input of the MLP) and D (its
             hidden units), in this order. Empty, the default, for none.
@@ -127,6 +136,11 @@ class HyperMLPConfig(PreTrainedConfig):
     compression: int = 4
     conv_kernel: int = 4
     rope_theta: float = 10_000.0
+    rope_type: str = "default"
+    rope_factor: float = 1.0
+    rope_original_length: int | None = None
+    rope_beta_slow: float = 1.0
+    rope_beta_fast: float = 32.0
     canon: str = ""
     num_registers: int = 0
     baseline_settings: dict[str, Any] | None = None
@@ -156,6 +170,9 @@ class HyperMLPConfig(PreTrainedConfig):
             require(name, value, is_integer(value) and value > 0, "a whole number, 1 or more")
         allowed = f"at most {MOST_LAYERS:,}"
         require("num_hidden_layers", self.num_hidden_layers, self.num_hidden_layers <= MOST_LAYERS, allowed)
+        for name in SIZES:
+            value = getattr(self, name)
+            require(name, value, not is_integer(value) or value <= LARGEST_SIZE, f"at most {LARGEST_SIZE:,}")
         require("block", self.block, self.block in BLOCKS, " or ".join(map(repr, BLOCKS)))
         if isinstance(self.mixer, str):
             self.mixer = PAPER_NAMES.get(self.mixer, self.mixer)
@@ -177,6 +194,10 @@ class HyperMLPConfig(PreTrainedConfig):
             allowed = f"one number, or a list with one for each of the {self.num_hidden_layers} layers"
             require("sliding_window", self.sliding_window, fits, allowed)
         self._check_baselines()
+        if not any(map(has_rope, self.mixers)):
+            for name in ROPE_SCALING:
+                allowed = "left out in a model without rotary labels (the letter p, such as S-p)"
+                require(name, getattr(self, name), getattr(self, name) == getattr(type(self), name), allowed)
         for index in range(self.num_hidden_layers):
             self.mixer_config(index)  # raises before anything is built
         super().__post_init__(**kwargs)
@@ -256,10 +277,15 @@ class HyperMLPConfig(PreTrainedConfig):
             rank=self.rank,
             compression=self.compression,
             conv_kernel=self.conv_kernel,
-            rope_theta=self.rope_theta,
+            **self._rotary_settings(name),
             canon="B" in self.canon,
             num_registers=self.num_registers,
         )
+
+    def _rotary_settings(self, label: str) -> dict[str, Any]:
+        """Return the settings of rotary positions for a label's layer; without the letter p, no scaling."""
+        names = ["rope_theta", *(ROPE_SCALING if has_rope(label) else ())]
+        return {name: getattr(self, name) for name in names}
 
     @property
     def layer_types(self) -> list[str]:
@@ -274,6 +300,12 @@ class HyperMLPConfig(PreTrainedConfig):
         _offer_lora_targets()  # PEFT asks for the configuration just before it looks up default targets
         result: dict[str, Any] = super().to_dict()
         return result
+
+
+def has_rope(mixer: str) -> bool:
+    """Return whether a mixer is a label with rotary positions (the letter p)."""
+    name = mixer_name(mixer)
+    return name not in BASELINES and "p" in Label.parse(name).features
 
 
 def _offer_lora_targets() -> None:

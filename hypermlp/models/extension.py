@@ -5,16 +5,36 @@ from typing import Any
 
 from torch import nn
 
-from hypermlp.config import is_integer, require
+from hypermlp.config import ROPE_TYPES, is_integer, require
 from hypermlp.layers.base import SequenceMixer
 from hypermlp.layers.resizing import check_method, resize_
+from hypermlp.models.configuration_hypermlp import ROPE_SCALING, HyperMLPConfig, has_rope
 
 
-def extend_context_(model: Any, n: int, method: str) -> None:
+def scale_rope_(config: HyperMLPConfig, n: int, rope_type: str) -> None:
+    """Scale the rotary frequencies for a context of ``n`` positions instead of the present one."""
+    old, kinds = config.max_position_embeddings, ROPE_TYPES[1:]
+    require("rope_type", rope_type, rope_type in kinds, f"{' or '.join(map(repr, kinds))}, or left out")
+    allowed = f"left out for {config.mixer!r}, which has no rotary label (the letter p, such as S-p)"
+    require("rope_type", rope_type, any(map(has_rope, config.mixers)), allowed)
+    require("n", n, n >= old, f"at least the present context of {old} if rope_type is given")
+    trained = config.rope_original_length or round(old / config.rope_factor)
+    config.rope_original_length = trained if rope_type == "yarn" else None
+    if rope_type == "ntk":
+        config.rope_beta_slow, config.rope_beta_fast = (
+            HyperMLPConfig.rope_beta_slow,
+            HyperMLPConfig.rope_beta_fast,
+        )
+    config.rope_type, config.rope_factor = rope_type, n / trained
+
+
+def extend_context_(model: Any, n: int, method: str, rope_type: str | None) -> None:
     """Do what ``HyperMLPPreTrainedModel.extend_context`` documents; ``model`` has a ``HyperMLPConfig``."""
     require("n", n, is_integer(n) and n > 0, "a positive integer: the number of positions")
     check_method(method)
     changed = copy.copy(model.config)
+    if rope_type is not None:
+        scale_rope_(changed, int(n), rope_type)
     changed.max_position_embeddings = int(n)
     configs = [changed.mixer_config(index) for index in range(changed.num_hidden_layers)]  # raises first
     mixers = [module for module in model.modules() if isinstance(module, SequenceMixer)]
@@ -25,4 +45,5 @@ def extend_context_(model: Any, n: int, method: str) -> None:
         assert isinstance(positions, nn.Embedding)
         resize_(positions.weight, int(n), method, dim=0)
         positions.num_embeddings = int(n)
-    model.config.max_position_embeddings = int(n)
+    for name in ("max_position_embeddings", *ROPE_SCALING):
+        setattr(model.config, name, getattr(changed, name))

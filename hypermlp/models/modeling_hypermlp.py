@@ -122,18 +122,18 @@ class HyperMLPPreTrainedModel(PreTrainedModel):
         depth = 2 * self.config.num_hidden_layers if getattr(module, "is_residual_output", False) else 1
         initialize_(module, self.config.initializer_range / math.sqrt(depth), init)
 
-    def extend_context(self, n: int, method: str = "repeat") -> Self:
+    def extend_context(self, n: int, method: str = "repeat", rope_type: str | None = None) -> Self:
         """Give the model a context of ``n`` positions, in place, and return it.
 
-        Up to the shorter of the old and the new context, the model computes exactly what it did. ``n`` may
-        also be smaller: the last slots are dropped. Decoding states (caches) and states of optimizers from
-        before the change are refused afterwards.
+        Up to the shorter of both contexts, the model computes what it did, unless ``rope_type`` is given.
+        Decoding states (caches) and states of optimizers from before the change are refused afterwards.
 
         Args:
-            n: the new ``config.max_position_embeddings``, at least every ``sliding_window``.
+            n: the new context, at least every ``sliding_window``; a shorter one drops the last slots.
             method: the parameters of added slots, and of added learned positions: "repeat", the default,
                 takes those of the far half again and again (of L old slots, the i-th new one takes slot h +
                 i mod (L - h), with h = L // 2), "mean" the mean of the last 32, "zero" zeros.
+            rope_type: "ntk" or "yarn" also scales the rotary frequencies of labels with the letter p.
 
         Raises:
             UserError: for a value that is not allowed; the model is then unchanged.
@@ -146,7 +146,7 @@ class HyperMLPPreTrainedModel(PreTrainedModel):
             model = HyperMLPForCausalLM(HyperMLPConfig(**sizes)).extend_context(512)
             assert model.config.max_position_embeddings == 512
         """
-        extend_context_(self, n, method)
+        extend_context_(self, n, method, rope_type)
         return self
 
     def save_pretrained(self, save_directory: str | os.PathLike[Any], *args: Any, **kwargs: Any) -> Any:
@@ -226,8 +226,8 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
             use_cache: whether to return a cache. None: ``config.use_cache``.
             kwargs: ``cu_seqlens``, integers ``[N + 1]``: cumulative lengths of N documents packed into one
                 row (B = 1), instead of document_ids. Transformers' names ``cu_seq_lens_q``,
-                ``cu_seq_lens_k``, ``max_length_q`` and ``max_length_k`` are accepted too, and its
-                ``output_hidden_states`` and ``return_dict``. Any other name raises.
+                ``cu_seq_lens_k``, ``max_length_q``, ``max_length_k`` and ``seq_idx`` are accepted too, and
+                its ``output_hidden_states`` and ``return_dict``. Any other name raises.
 
         Returns:
             ``last_hidden_state`` ``[B, T, D]`` after the final norm, ``past_key_values`` (None without a

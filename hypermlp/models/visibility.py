@@ -63,30 +63,38 @@ def batch_starts(
 
 
 class Packed(NamedTuple):
-    """Cumulative lengths of packed sequences, by our name and by those of transformers."""
+    """Packed sequences by their cumulative lengths (our name and those of transformers) or numbers."""
 
     cu_seqlens: Tensor | None = None
     cu_seq_lens_q: Tensor | None = None
     cu_seq_lens_k: Tensor | None = None
     max_length_q: int | None = None
     max_length_k: int | None = None
+    seq_idx: Tensor | None = None
 
     def starts(self, x: Tensor, *, past: int | Tensor) -> Tensor | None:
-        """Return ``starts`` ``[1, T]`` of the positions ``x`` ``[1, T, D]``; None if no lengths are given.
+        """Return ``starts`` ``[1, T]`` of the positions ``x`` ``[1, T, D]``; None if nothing is given.
 
-        ``max_length_q`` must be at least the length of the longest sequence; it has no other effect.
+        ``max_length_q`` must be at least the length of the longest sequence; it has no other effect. The
+        numbers ``seq_idx`` ``[B, T]`` of the sequences alone are enough, for any number of rows.
         """
         given = {name: value for name, value in self._asdict().items() if value is not None}
         lengths = {name: value for name, value in given.items() if name.startswith("cu_")}
-        if not lengths:
+        if not lengths and self.seq_idx is None:
             if given:
                 raise UserError(f"{', '.join(given)} without cu_seq_lens_q; pass the cumulative lengths too")
             return None
         if not (isinstance(past, int) and past == 0):
             raise UserError(
-                f"{next(iter(lengths))} cannot be given with a filled cache; decode each sequence with a "
+                f"{next(iter(given))} cannot be given with a filled cache; decode each sequence with a "
                 "cache of its own"
             )
+        numbered = None
+        if self.seq_idx is not None:
+            _check_shape("seq_idx", self.seq_idx, (x.shape[0], x.shape[1]))
+            numbered = _document_starts(self.seq_idx[:, 1:] != self.seq_idx[:, :-1])
+        if not lengths:
+            return numbered
         for value in lengths.values():
             check_cu_seqlens_form(value, x)
         longest = [given[name] for name in ("max_length_q", "max_length_k") if name in given]
@@ -97,6 +105,9 @@ class Packed(NamedTuple):
         for other in others:
             what = f"{' and '.join(lengths)} differ, but queries and keys are the same positions"
             raise_where(other != starts, what, "the same lengths for both", other)
+        if numbered is not None:
+            what = f"seq_idx and {next(iter(lengths))} differ"
+            raise_where(numbered != starts, what, "the same sequences in both", numbered)
         return starts
 
 

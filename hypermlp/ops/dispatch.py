@@ -65,7 +65,7 @@ BACKENDS = {
     for backend in (  # in the order in which "auto" tries them
         Backend(
             "native",
-            register_attention("native"),
+            register_attention("native", kept=native.kept_rows),
             convolution.native_conv_pair,
             step=True,
             unavailable=native.unavailable,
@@ -74,7 +74,9 @@ BACKENDS = {
         Backend("sdpa", sdpa.attention, unsupported=sdpa.unsupported, skips=lambda request: False),
         Backend(
             "triton",
-            register_attention("triton", triton.forward, triton.backward, saved=triton.empty_sums),
+            register_attention(
+                "triton", triton.forward, triton.backward, kept=triton.empty_sums, keeps_output=True
+            ),
             convolution.triton_conv_pair,
             ring=ring.triton_attention,
             gating=gating.triton_gating,

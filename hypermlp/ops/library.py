@@ -96,11 +96,11 @@ def refuse_transforms(what: str) -> None:
         )
 
 
-def _fake(*flat: Any) -> tuple[Tensor, Tensor]:
-    q, v = flat[0], flat[2]
-    batch, queries, heads = q.shape[0], q.shape[1], v.shape[2]
-    inverse_norm = q.new_empty(heads * batch, queries, 1, dtype=torch.promote_types(q.dtype, torch.float32))
-    return q.new_empty(batch, queries, heads, v.shape[3]), inverse_norm
+def inverse_norms(arguments: Attention) -> Tensor:
+    """Return an empty tensor for 1/rho of every row, ``[H * B, Tq, 1]``, in float32 or better."""
+    q, v = arguments.q, arguments.v
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    return q.new_empty(v.shape[2] * q.shape[0], q.shape[1], 1, dtype=dtype)
 
 
 def register_attention(
@@ -108,28 +108,32 @@ def register_attention(
     forward: Forward | None = None,
     backward: Backward | None = None,
     *,
-    saved: Callable[[Attention], Tensor] | None = None,
+    kept: Callable[[Attention], Tensor] = inverse_norms,
+    keeps_output: bool = False,
 ) -> Callable[[Attention], Tensor]:
     """Register ``hypermlp::{name}`` and ``hypermlp::{name}_grad``; return the function that a backend
     runs.
 
     Kernels in Python run with autocast off: they choose their own precision. Without ``forward`` and
-    ``backward`` the kernels are expected to register themselves. ``saved``: the forward returns a tensor like
-    this function's empty one instead of 1/rho, and the backward gets the output and this tensor.
+    ``backward`` the kernels are expected to register themselves. The forward returns the output and a tensor
+    like the empty one that ``kept`` returns; the backward gets this tensor, after the output if
+    ``keeps_output``.
     """
     what = f"hyper_attention in backend {name!r}"
-    kept = ("Tensor inverse_norm",) if saved is None else ("Tensor out", "Tensor saved")
+    given_names = ("Tensor out", "Tensor kept") if keeps_output else ("Tensor kept",)
+    count = len(given_names)
 
     def fake(*flat: Any) -> tuple[Tensor, Tensor]:
-        out, inverse_norm = _fake(*flat)
-        return out, inverse_norm if saved is None else saved(Attention.unflatten(flat))
+        arguments = Attention.unflatten(flat)
+        q, v = arguments.q, arguments.v
+        return q.new_empty(*q.shape[:2], *v.shape[2:]), kept(arguments)
 
     def fake_backward(*inputs: Any) -> list[Tensor]:
-        tensors = Attention.unflatten(inputs[1 + len(kept) :]).tensors()
+        tensors = Attention.unflatten(inputs[1 + count :]).tensors()
         return [x.new_empty(x.shape) for x in tensors if x is not None]
 
     forward_op = define(name, f"({FLAT_SCHEMA}) -> (Tensor, Tensor)", fake)
-    backward_schema = f"(Tensor grad_out, {', '.join(kept)}, {FLAT_SCHEMA}) -> Tensor[]"
+    backward_schema = f"(Tensor grad_out, {', '.join(given_names)}, {FLAT_SCHEMA}) -> Tensor[]"
     backward_op = define(f"{name}_grad", backward_schema, fake_backward)
     if forward is not None and backward is not None:
 
@@ -138,7 +142,7 @@ def register_attention(
                 return forward(Attention.unflatten(flat))
 
         def backward_kernel(*inputs: Any) -> list[Tensor]:
-            given, flat = inputs[: 1 + len(kept)], inputs[1 + len(kept) :]
+            given, flat = inputs[: 1 + count], inputs[1 + count :]
             with torch.autocast(given[0].device.type, enabled=False):
                 return backward(*given, Attention.unflatten(flat))
 
@@ -148,12 +152,12 @@ def register_attention(
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         arguments = Attention.unflatten(inputs)
         ctx.settings = arguments.activation, arguments.layout, arguments.eps
-        ctx.save_for_backward(*output[-len(kept) :], *arguments.tensors(), arguments.starts)
+        ctx.save_for_backward(*output[-count:], *arguments.tensors(), arguments.starts)
         ctx.set_materialize_grads(True)
 
     def run_backward(ctx: Any, grad_out: Tensor, _grad_saved: Tensor) -> tuple[Tensor | None, ...]:
         kept_tensors = ctx.saved_tensors  # read once: activation checkpointing recomputes them
-        given, tensors = kept_tensors[: len(kept)], kept_tensors[len(kept) :]
+        given, tensors = kept_tensors[:count], kept_tensors[count:]
         flat = (*tensors, *ctx.settings)
         grads = iter(backward_op(grad_out, *given, *flat))
         present = (None if x is None else next(grads) for x in Attention.unflatten(flat).tensors())

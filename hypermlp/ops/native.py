@@ -11,10 +11,11 @@ import warnings
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from hypermlp.errors import UserError
 from hypermlp.ops import build, shipped
-from hypermlp.ops.arguments import Request
+from hypermlp.ops.arguments import Attention, Request
 
 
 @functools.cache
@@ -59,6 +60,16 @@ def origin() -> str:
     if found is not None and path == found.path:
         return f"{found.instruction_set}, from the wheel: {path}"
     return f"{build.THIS_PROCESSOR}, built on this machine: {path}"
+
+
+def kept_rows(arguments: Attention) -> Tensor:
+    """Return an empty tensor for what the forward keeps of every row, ``[B, Tq, H, 1 + branches * rank]``.
+
+    It is 1/rho, then the product of the scores of each branch with ``left`` of the first mix.
+    """
+    q, heads, mix = arguments.q, arguments.v.shape[2], arguments.mix1
+    width = 1 if mix is None else 1 + q.shape[2] // heads * mix.left.shape[2]
+    return q.new_empty(*q.shape[:2], heads, width, dtype=torch.promote_types(q.dtype, torch.float32))
 
 
 def _check_scratch_limit() -> None:

@@ -107,9 +107,9 @@ def _compare() -> str | None:
 def _results(arguments: Attention) -> tuple[list[Tensor], list[Tensor]]:
     """Return the output and the gradients of the kernels, and those of ``reference``."""
     flat = arguments.flatten()
-    out, inverse_norm = torch.ops.hypermlp.native(*flat)
+    out, kept = torch.ops.hypermlp.native(*flat)
     grad_out = _waves(out.shape, out.dtype, 0.9)
-    grads = torch.ops.hypermlp.native_grad(grad_out, inverse_norm, *flat)
+    grads = torch.ops.hypermlp.native_grad(grad_out, kept, *flat)
     given = [x.requires_grad_() for x in arguments.tensors() if x is not None]
     expected = reference.attention(arguments)
     expected_grads = torch.autograd.grad(expected, given, grad_out)

@@ -38,13 +38,14 @@ class Point(NamedTuple):
     """Label drawn beside the point; empty for none."""
 
 
-def line_chart(series: Sequence[Series], *, x: str, y: str) -> str:
-    """Return an SVG of curves. ``x`` and ``y`` are the titles of the axes."""
+def line_chart(series: Sequence[Series], *, x: str, y: str, logarithmic: bool = False) -> str:
+    """Return an SVG of curves. ``x`` and ``y`` are the titles of the axes; the x axis may be logarithmic."""
     xs, ys = zip(*(point for each in series for point in each.points), strict=True)
-    frame, across, down = _frame(_bounds(xs), _bounds(ys), x, y)
+    place: Scale = math.log2 if logarithmic else float
+    frame, across, down = _frame(_bounds([*map(place, xs)]), _bounds(ys), x, y, logarithmic)
 
     def curve(each: Series) -> str:
-        path = "M" + "L".join(f"{across(a):.1f},{down(b):.1f}" for a, b in each.points)
+        path = "M" + "L".join(f"{across(place(a)):.1f},{down(b):.1f}" for a, b in each.points)
         # The second path is wide and invisible, so that a thin curve is easy to hit with the pointer.
         paths = [_element("path", kind=kind, d=path) for kind in ("curve", "reach")]
         return _element("g", *paths, kind=f"series {each.group}", tip=each.tip)
@@ -125,13 +126,21 @@ def _scale(bounds: Bounds, place: Bounds) -> Scale:
     return lambda value: float(np.interp(value, bounds, place))
 
 
-def _frame(x_bounds: Bounds, y_bounds: Bounds, x: str, y: str) -> tuple[list[str], Scale, Scale]:
-    """Return the axes with their ticks and titles, and the scales of x and y."""
+def _frame(
+    x_bounds: Bounds, y_bounds: Bounds, x: str, y: str, logarithmic: bool = False
+) -> tuple[list[str], Scale, Scale]:
+    """Return the axes with their ticks and titles, and the scales of x and y.
+
+    The bounds of a logarithmic x axis are logarithms to the base 2.
+    """
     bottom, end = HEIGHT - BOTTOM, WIDTH - RIGHT
     across, down = _scale(x_bounds, (LEFT, end)), _scale(y_bounds, (bottom, TOP))
+    powers = range(math.ceil(x_bounds[0]), math.floor(x_bounds[1]) + 1) if logarithmic else ()
+    widths = [(float(power), f"{2**power:g}") for power in powers]
+    widths = widths or [(tick, f"{tick:g}") for tick in ticks(*x_bounds)]
     heights = [(down(tick), f"{tick:g}") for tick in ticks(*y_bounds)]
     drawn = [
-        *(_text("tick", across(tick), bottom + 16, f"{tick:g}") for tick in ticks(*x_bounds)),
+        *(_text("tick", across(place), bottom + 16, tick) for place, tick in widths),
         *(_element("line", kind="grid", x1=LEFT, x2=end, y1=height, y2=height) for height, _ in heights),
         *(_text("tick y", LEFT - 6, height + 4, tick) for height, tick in heights),
         _text("axis", (LEFT + end) / 2, HEIGHT - 6, x),

@@ -14,7 +14,14 @@ from hypermlp.reporting.table import Columns, Table
 TEMPLATE = Path(__file__).parent / "results.html"
 COLOURS = 8  # in page.css
 Records = list[Record]
-Section = tuple[str, Table]  # a table and its caption
+
+
+class Section(NamedTuple):
+    """A table of the page, with its caption and the chart above it (SVG, or empty)."""
+
+    caption: str
+    table: Table
+    chart: str
 
 
 def settings_of(records: Records) -> str:
@@ -36,6 +43,8 @@ class Kind(NamedTuple):
     """Return the key of the table that a record goes into. By default every record has a table of its own."""
     about: Callable[[Records], str] = settings_of
     """Return the caption of a table."""
+    chart: Callable[[Records], str] = lambda records: ""
+    """Return a chart of records that belong together, as SVG; empty for none."""
 
 
 def results_page(found: Sources, kinds: Mapping[str, Kind], title: str) -> str:
@@ -79,7 +88,8 @@ def _section(kind: Kind, records: Records) -> Section:
     machines = sorted({str((each.get("machine") or {}).get("processor", "")) for each in contents})
     files = str(records[0].path) if len(records) == 1 else f"{len(records)} records"
     period = " to ".join(dict.fromkeys((days[0], days[-1])))
-    return f"{kind.about(records)}. {files}, {period}, {', '.join(machines)}.", kind.table(records)
+    caption = f"{kind.about(records)}. {files}, {period}, {', '.join(machines)}."
+    return Section(caption, kind.table(records), kind.chart(records))
 
 
 def _run_table(runs: list[Run]) -> Table:

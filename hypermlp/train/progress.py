@@ -67,11 +67,13 @@ class StopOnSignal(TrainerCallback):
     """On SIGTERM or Ctrl-C, finish the step, save and stop; a second Ctrl-C stops at once.
 
     A signal to one process stops all processes at the same step. As a context, it also turns a SIGTERM before
-    the training begins into ``StoppedEarly``: there is nothing to save yet.
+    the training begins into ``StoppedEarly``: there is nothing to save yet. The handler raises it wherever
+    the program happens to be; if other code replaces it by an error of its own, the context restores it.
     """
 
     asked = False
     training = False
+    early = False
 
     def __init__(self) -> None:
         self.before: dict[int, Any] = {}
@@ -80,20 +82,25 @@ class StopOnSignal(TrainerCallback):
         self._handle(signal.SIGTERM)
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         for number, handler in self.before.items():
             signal.signal(number, handler)
+        if self.early and isinstance(error, Exception):
+            raise StoppedEarly from error
 
     def _handle(self, number: int) -> None:
         handler = signal.signal(number, self._ask)
         self.before.setdefault(number, handler)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.early:  # other code has swallowed the exception
+            raise StoppedEarly
         self.training = True
         self._handle(signal.SIGINT)
 
     def _ask(self, number: int, _frame: Any) -> None:
         if not self.training:
+            self.early = True
             raise StoppedEarly
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import fnmatch
+import json
 import math
 import operator
 import types
@@ -15,7 +16,7 @@ import torch
 import yaml
 
 from hypermlp.checkpoints import FOLDER, MODELS
-from hypermlp.config import is_integer, near_miss, require
+from hypermlp.config import LARGEST_SIZE, is_integer, near_miss, require
 from hypermlp.errors import UserError
 from hypermlp.label import PAPER_ROWS
 from hypermlp.layers.registry import BASELINES, PAPER_NAMES, mixer_name
@@ -206,7 +207,8 @@ class Recipe:
         if size is None:
             raise UserError(f"the size of tokenizer {name!r} is not known; give --vocab or model.vocab_size")
         key = "model.vocab_size" if given is None else "--vocab"
-        require(key, size, is_integer(size) and size > 0, "a whole number, 1 or more")
+        fits = is_integer(size) and 0 < size <= LARGEST_SIZE
+        require(key, size, fits, f"a whole number from 1 to {LARGEST_SIZE:,}")
         return int(size)
 
     def model_config(self, vocab_size: int, **special_tokens: Any) -> HyperMLPConfig:
@@ -217,7 +219,7 @@ class Recipe:
         try:
             config = HyperMLPConfig(**settings) if match is None else matched_config(settings, match)
         except Exception as error:  # transformers raises its own errors for wrong types
-            raise UserError(f"model: {error}") from error
+            raise UserError(f"model: {' '.join(str(error).split())}") from error
         require(
             "model.vocab_size",
             config.vocab_size,
@@ -300,13 +302,14 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def _yaml(text: str | bytes, source: str) -> Any:
+    """Parse YAML; refuse a value that contains itself (``&a [*a]``)."""
     try:
-        return yaml.safe_load(text)
-    except (
-        yaml.YAMLError,
-        ValueError,
-    ) as error:  # ValueError: an impossible date, or bytes that are not UTF-8
+        content = yaml.safe_load(text)
+        json.dumps(content, default=str, skipkeys=True)  # ValueError if it contains itself
+    # ValueError: also an impossible date, or bytes that are not UTF-8; RecursionError: nested too deeply
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{source} is not YAML: {' '.join(str(error).split())}") from error
+    return content
 
 
 def _override(content: dict[str, Any], override: str) -> None:

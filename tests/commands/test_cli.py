@@ -1,6 +1,7 @@
 """The program ``hypermlp``, called like a user calls it."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -48,6 +49,14 @@ def test_a_mistake_of_the_user_is_one_line(monkeypatch, capsys, error):
     monkeypatch.setattr(info, "main", shared.command()(fail))
     assert main(["info"]) == 2
     assert capsys.readouterr().err == f"hypermlp info: {error}\n"
+
+
+def test_a_name_that_is_not_text_can_be_printed(monkeypatch, capfd):
+    monkeypatch.setattr(info, "main", shared.command()(lambda args: print("wrote \udcff")))
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert main(["info"]) == 0
+    assert capfd.readouterr().out == "wrote \\udcff\n"
 
 
 @pytest.mark.thorough
@@ -160,6 +169,7 @@ def test_bench_op_writes_a_table_and_a_record(tmp_path, capsys, monkeypatch):
         (["--backend", "nope"], "unknown backend 'nope'"),
         (["--against", "HEAD"], "--against does not go with"),
         (["--goals"], "--goals does not go with"),
+        (["--length", "9" * 30], "it must be at most 268,435,456"),
     ],
 )
 def test_bench_op_refuses_bad_arguments(capsys, arguments, message):

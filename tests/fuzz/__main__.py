@@ -17,23 +17,26 @@ from pathlib import Path
 
 from fuzz.campaign import Job, commit, merged, work
 from fuzz.core import failure
-from fuzz.parts import PARTS, SHARES
+from fuzz.parts import PARTS, SHARES, enough
 
 
 def run(args) -> int:
     out = Path(args.out).resolve()
     parts = args.parts or list(SHARES)
-    total = sum(SHARES[part] for part in parts)
     out.mkdir(parents=True, exist_ok=True)
     seed = args.seed if args.seed is not None else time.time_ns() % 2**31
     print(f"seed {seed}, commit {commit()}, {args.minutes:g} minutes, results in {out}", flush=True)
     jobs: list[Job] = []
+    began = time.monotonic()
 
     def lane(number: int) -> None:
-        for part in parts if number % 2 == 0 else parts[::-1]:
+        left = parts if number % 2 == 0 else parts[::-1]
+        for place, part in enumerate(left):
             job = Job(part, number, args.lanes, seed, out)
             jobs.append(job)
-            job.run(args.minutes * 60 * SHARES[part] / total, args.cases)
+            share = SHARES[part] / sum(SHARES[other] for other in left[place:])
+            seconds = (began + args.minutes * 60 - time.monotonic()) * share
+            job.run(seconds, args.cases or enough(part, args.minutes, args.lanes))
             found = job.summary()
             print(
                 f"{part}, lane {number}: {found['counted']['cases']} cases, "
@@ -41,7 +44,6 @@ def run(args) -> int:
                 flush=True,
             )
 
-    began = time.monotonic()
     threads = [threading.Thread(target=lane, args=(number,)) for number in range(args.lanes)]
     for thread in threads:
         thread.start()

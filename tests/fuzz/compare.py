@@ -51,13 +51,20 @@ def worst_place(share: np.ndarray) -> tuple[int, ...] | None:
 class Expected:
     """The oracle's results for one case, and the errors that it allows in a dtype.
 
+    Args:
+        inputs, do: the arguments and the gradient of the output.
+        dtype: the dtype of the tensors.
+        rounding: the dtype to which a backend rounds intermediate results; by default the one that it
+            computes in.
+
     Attributes:
         outputs_defined: whether scores, norms and outputs are representable.
         gradients_defined: the same for gradients; no score may be within rounding of the kink of relu.
     """
 
-    def __init__(self, inputs: oracle.Inputs, do: np.ndarray, dtype: str):
+    def __init__(self, inputs: oracle.Inputs, do: np.ndarray, dtype: str, rounding: str | None = None):
         self.dtype, self.storage, self.compute = dtype, finfo(dtype), finfo(compute_dtype(dtype))
+        self.rounding = finfo(rounding or compute_dtype(dtype)).eps
         forward, backward = oracle.Extremes(), oracle.Extremes()
         out, grads = oracle.attention_and_gradients(inputs, do, forward, backward)
         self.exact = {"output": out} | grads
@@ -89,7 +96,7 @@ class Expected:
             out, grads = oracle.attention_and_gradients(near, changed(do), noise=changed)
             for name, x in ({"output": out} | grads).items():
                 moved[name] = np.maximum(moved[name], by_position(name, x - self.exact[name]))
-        return {name: x * (self.compute.eps / level) for name, x in moved.items()}
+        return {name: x * (self.rounding / level) for name, x in moved.items()}
 
     def allowed(self, name: str, plain: dict | None) -> np.ndarray:
         """Return the error that is allowed at each position."""
@@ -128,7 +135,7 @@ class Expected:
                 )
             size = float(np.abs(exact).max())
             key = f"worst error, {what}"
-            if size > 0 and float(self.noise[name].max()) < 100 * self.compute.eps * size:
+            if size > 0 and float(self.noise[name].max()) < 100 * self.rounding * size:
                 counted[key] = max(counted[key], float(errors.max()) / size)
             key = f"worst share of what is allowed, {what}"
             counted[key] = max(counted[key], float(share.max()))

@@ -27,24 +27,31 @@ PRELOADED = [
 MEMORY = 24 << 30  # bytes of address space; PyTorch's libraries map a few
 FILE_SIZE = 1 << 28
 POLL = 0.02  # seconds
+GRACE = 60.0  # seconds that a command has to end by itself after a signal that it can handle
 TRACEBACK = 70
 """Exit status of a child whose command raised anything but SystemExit."""
 
 
 class Result(NamedTuple):
-    """How a command ended; ``status`` is negative for a signal, None if it was ended after ``seconds``."""
+    """How a command ended; ``status`` is negative for a signal, None if it was killed after ``seconds``.
+
+    ``ended`` tells whether it was still running then.
+    """
 
     status: int | None
     out: str
     err: str
     seconds: float
+    ended: bool = False
 
 
 _server: "subprocess.Popen[str] | None" = None
 
 
-def run(words: list[str], folder: Path, *, seconds: float = 60.0) -> Result:
-    """Run ``hypermlp WORDS`` in ``folder``."""
+def run(
+    words: list[str], folder: Path, *, seconds: float = 60.0, ending: signal.Signals = signal.SIGKILL
+) -> Result:
+    """Run ``hypermlp WORDS`` in ``folder``. After ``seconds`` it gets the signal ``ending``."""
     global _server
     folder.mkdir(parents=True, exist_ok=True)
     if _server is None or _server.poll() is not None:
@@ -55,13 +62,13 @@ def run(words: list[str], folder: Path, *, seconds: float = 60.0) -> Result:
     assert _server.stdin is not None
     assert _server.stdout is not None
     began = time.monotonic()
-    order = {"words": words, "folder": str(folder), "seconds": seconds}
+    order = {"words": words, "folder": str(folder), "seconds": seconds, "ending": int(ending)}
     _server.stdin.write(json.dumps(order) + "\n")
     _server.stdin.flush()
-    status = json.loads(_server.stdout.readline())
+    status, ended = json.loads(_server.stdout.readline())
     paths = (folder / ".stdout", folder / ".stderr")
     texts = [path.read_bytes().decode(errors="replace") if path.exists() else "" for path in paths]
-    return Result(status, *texts, time.monotonic() - began)
+    return Result(status, *texts, time.monotonic() - began, ended)
 
 
 def close() -> None:
@@ -87,18 +94,23 @@ def serve() -> None:
         child = os.fork()
         if child == 0:
             _child(order["words"], order["folder"])
-        print(json.dumps(_wait(child, order["seconds"])), flush=True)
+        status, ended = _wait(child, order["seconds"]), False
+        if status is None:
+            os.killpg(child, order["ending"])
+            status, ended = _wait(child, GRACE if order["ending"] != signal.SIGKILL else 0.0), True
+        if status is None:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        print(json.dumps((status, ended)), flush=True)
 
 
 def _wait(child: int, seconds: float) -> int | None:
-    """Return the exit status; None if the child had to be ended."""
+    """Return the exit status; None if the child still runs after ``seconds``."""
     for _ in range(int(seconds / POLL)):  # polls, because a machine may be suspended
         found, status = os.waitpid(child, os.WNOHANG)
         if found:
             return os.waitstatus_to_exitcode(status)
         time.sleep(POLL)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
     return None
 
 
@@ -110,7 +122,8 @@ def _child(words: list[str], folder: str) -> None:
         file = os.open(Path(folder) / path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, mode) for n, mode in ((0, "r"), (1, "w"), (2, "w")))
+    sys.stdin, sys.stdout = os.fdopen(0, "r"), os.fdopen(1, "w")
+    sys.stderr = os.fdopen(2, "w", errors="backslashreplace")  # as Python opens it
     for limit, value in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_FSIZE, FILE_SIZE)):
         resource.setrlimit(limit, (value, value))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -175,9 +175,9 @@ class Query:
             return
         dw = self.noise(np.einsum("hd,nhd->hn", do, self.values))
         grads["v"][self.b, self.seen] += self.w.T[:, :, None] * do
-        da = self._through_second(dw, grads) if self.second else dw
+        da = self.noise(self._through_second(dw, grads)) if self.second else dw
         dh = self._through_activation(da)
-        dz = self._through_first(dh, grads) if self.first else dh
+        dz = self.noise(self._through_first(dh, grads)) if self.first else dh
         if extremes is not None:
             row_factors = [] if self.inputs.activation == "softmax" else [self.along / self.rho**2]
             for x in (dw, da, dh, dz, *row_factors):

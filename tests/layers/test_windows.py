@@ -9,7 +9,7 @@ from hypermlp import MixerConfig
 from hypermlp.errors import UserError
 from hypermlp.layers import build_mixer
 from hypermlp.layers.registry import layer_of
-from hypermlp.layers.rotary import rotate
+from hypermlp.layers.rotary import Rope, rotate
 from hypermlp.layers.visibility import Visibility
 from hypermlp.testing import assert_close, randomise_
 
@@ -160,8 +160,8 @@ def test_registers_stay_visible():
 def test_angles_are_accurate_far_from_the_beginning():
     x = torch.randn(1, 3, 2, 16, generator=torch.Generator().manual_seed(1))
     positions = torch.tensor([[100_000, 99_990, 1_000_000]])
-    exact = rotate(x.double(), positions, 10_000.0)
-    assert_close(rotate(x, positions, 10_000.0), exact, tolerance=1e-6)
+    exact = rotate(x.double(), positions, Rope(10_000.0))
+    assert_close(rotate(x, positions, Rope(10_000.0)), exact, tolerance=1e-6)
 
 
 @pytest.mark.parametrize("window", [0, -3, 13, 2.5, True, "7"])

@@ -44,6 +44,8 @@ def test_a_round_trip_through_a_dictionary_and_auto_classes():
         ({"mixer": "Q-12"}, "unknown mixer 'Q-12'"),
         ({"hidden_size": 30, "num_heads": 4}, "hidden_size|qk_width"),
         ({"rank": 0}, "rank is 0"),
+        ({"rank": 2**63}, "rank is 9223372036854775808; it must be at most 268,435,456"),
+        ({"hidden_size": 2**62}, "hidden_size is .*; it must be at most 268,435,456"),
         (
             {"hiden_size": 64},
             "no field 'hiden_size' \\(did you mean 'hidden_size'\\?\\); allowed: .*",

@@ -62,6 +62,11 @@ def test_a_model_with_the_collator_of_transformers(settings):
     parameters = list(model.parameters())
     for mine, other in zip(grads_of(out.logits, parameters), grads_of(alone, parameters), strict=True):
         assert_close(mine, other, tolerance=1e-10, floor=1e-3)
+    numbers = torch.repeat_interleave(torch.arange(4), torch.tensor(LENGTHS))[
+        None
+    ]  # as TRL's collator passes
+    assert_close(model(**batch, seq_idx=numbers).logits, alone, tolerance=1e-10)
+    assert_close(model(batch["input_ids"], seq_idx=numbers).logits, alone, tolerance=1e-10)
     del batch["position_ids"]
     assert_close(model(**batch).logits, alone, tolerance=1e-10)
     assert_close(model(batch["input_ids"], cu_seqlens=CU).logits, alone, tolerance=1e-10)
@@ -113,6 +118,10 @@ def test_contradictions_are_refused(ids):
         model(ids[:1], cu_seqlens=CU, document_ids=torch.zeros(1, 17))
     with pytest.raises(UserError, match="cu_seq_lens_q and cu_seq_lens_k differ"):
         model(ids[:1], cu_seq_lens_q=CU, cu_seq_lens_k=torch.tensor([0, 17]))
+    with pytest.raises(UserError, match="seq_idx and cu_seq_lens_q differ"):
+        model(ids[:1], cu_seq_lens_q=CU, seq_idx=torch.zeros(1, 17, dtype=torch.int64))
+    with pytest.raises(UserError, match=r"seq_idx has shape \[17\]; it must be \[1, 17\]"):
+        model(ids[:1], seq_idx=torch.zeros(17))
     with pytest.raises(UserError, match="longer than max_length_q = 8: got 9"):
         model(ids[:1], cu_seq_lens_q=CU, max_length_q=8)
     with pytest.raises(UserError, match="max_length_q without cu_seq_lens_q"):

@@ -152,8 +152,9 @@ std::vector<T> check_outputs(const Data& data, Activation activation, Layout lay
     const hypermlp::Problem<T> p = problem(all, activation, layout, starts);
     const Numbers expected = define(data, activation, layout, starts);
     std::vector<T> out(expected.size()), decoded(expected.size()), inverse_norm(kHeads * kBatch * kQueries);
-    hypermlp::decode<T>(p, {strided(decoded.data(), kQueries, kHeads, kOut), inverse_norm.data()});
-    hypermlp::forward<T>(p, {strided(out.data(), kQueries, kHeads, kOut), inverse_norm.data()});
+    const Strided<T> kept = strided(inverse_norm.data(), kQueries, kHeads, 1);
+    hypermlp::decode<T>(p, {strided(decoded.data(), kQueries, kHeads, kOut), kept});
+    hypermlp::forward<T>(p, {strided(out.data(), kQueries, kHeads, kOut), kept});
     compare("decode", decoded, expected, tolerance);
     compare("forward", out, expected, tolerance);
     return inverse_norm;
@@ -176,7 +177,8 @@ void check_gradients(Data data, Activation activation, Layout layout, const int6
     g.mix2 = {grads[Data::kDiag2].data(), grads[Data::kLeft2].data(), grads[Data::kRight2].data(),
               strided(grads[Data::kGate2].data(), kQueries, kHeads, kRank)};
     const double* rows = grad_out.data();
-    hypermlp::backward<double>(p, {strided(rows, kQueries, kHeads, kOut), inverse_norm.data()}, g);
+    hypermlp::backward<double>(
+        p, {strided(rows, kQueries, kHeads, kOut), strided(inverse_norm.data(), kQueries, kHeads, 1)}, g);
 
     const auto loss = [&] {
         const Numbers out = define(data, activation, layout, starts);

@@ -57,8 +57,12 @@ struct MixTensors {
                 s.rank,
                 gate.read_only()};
     }
-    hypermlp::MixGradients<float> gradients() {
-        return {diag.data(), left.data(), right.data(), gate.strided()};
+    hypermlp::MixGradients<float> gradients(const Shape& s) {
+        const int64_t matrix = s.keys * s.rank;
+        return {{diag.data(), s.keys, 1},
+                {left.data(), matrix, s.rank},
+                {right.data(), matrix, s.rank},
+                gate.strided()};
     }
     void append(Numbers& all) const {
         for (const Numbers* numbers : {&diag, &left, &right, &gate.numbers})
@@ -91,11 +95,12 @@ Numbers attention(const Shape& s, Activation activation, Layout layout, const in
     p.v = v.read_only();
     p.mix1 = mix1.mix(s);
     p.mix2 = mix2.mix(s);
-    Numbers inverse_norm(s.heads * s.batch * s.queries), all;
+    Tensor kept(s.batch, s.queries, s.heads, hypermlp::kept_width(p));
+    Numbers all;
     const auto keep = [&](const Numbers& numbers) { all.insert(all.end(), numbers.begin(), numbers.end()); };
-    hypermlp::decode<float>(p, {out.strided(), inverse_norm.data()});
+    hypermlp::decode<float>(p, {out.strided(), kept.strided()});
     keep(out.numbers);
-    hypermlp::forward<float>(p, {out.strided(), inverse_norm.data()});
+    hypermlp::forward<float>(p, {out.strided(), kept.strided(), true});
     keep(out.numbers);
 
     Tensor grad_out(s.batch, s.queries, s.heads, s.vo_dim), grad_q = q, grad_k = k, grad_v = v;
@@ -104,9 +109,9 @@ Numbers attention(const Shape& s, Activation activation, Layout layout, const in
     grads.q = grad_q.strided();
     grads.k = grad_k.strided();
     grads.v = grad_v.strided();
-    grads.mix1 = grad1.gradients();
-    grads.mix2 = grad2.gradients();
-    hypermlp::backward<float>(p, {grad_out.read_only(), inverse_norm.data()}, grads);
+    grads.mix1 = grad1.gradients(s);
+    grads.mix2 = grad2.gradients(s);
+    hypermlp::backward<float>(p, {grad_out.read_only(), kept.read_only(), true}, grads);
     for (const Tensor* grad : {&grad_q, &grad_k, &grad_v}) keep(grad->numbers);
     grad1.append(all);
     grad2.append(all);

@@ -39,6 +39,7 @@ def test_values_and_overrides(recipe_file):
         ("training.betas=[a, b]", "two numbers"),
         ("training.learning_rate=.inf", "positive and finite"),
         ("model.mixer=[S-p,", "the value is not YAML"),
+        ("model.mixer=&a [*a]", "the value is not YAML: Circular reference"),
         ("data.packing=tight", "'documents' or 'stream'"),
         ("data.streaming=true", "unless the source is hub:NAME"),
         ("model.depth=3", "'depth'; it must be a field of HyperMLPConfig"),
@@ -131,6 +132,11 @@ def test_impossible_combinations(recipe_file):
         load_recipe("nothing")
 
 
+def test_a_vocabulary_that_cannot_be(recipe_file):
+    with pytest.raises(UserError, match="--vocab is 9223372036854775808; it must be a whole number"):
+        load_recipe(str(recipe_file)).vocab_size(2**63)
+
+
 def test_missing_keys(tmp_path):
     (tmp_path / "r.yaml").write_text("name: x\nmodel: {}\ndata: {}\ntraining: {steps: 3}\n")
     with pytest.raises(ValueError, match="training.batch_tokens is 'missing'; it must be given"):
@@ -139,8 +145,9 @@ def test_missing_keys(tmp_path):
 
 @pytest.mark.parametrize("override", ['model.hidden_size="32"', "model.mixer=5", "model.mixer=Q"])
 def test_an_impossible_model_is_a_mistake_of_the_user(recipe_file, override):
-    with pytest.raises(ValueError, match="model"):
+    with pytest.raises(ValueError, match="model") as refused:
         load_recipe(str(recipe_file), [override]).model_config(257)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("mixer", ["S-p", "S-pc", "R-cg-q-12o", "G-cg-q-12o", "gla"])
@@ -179,7 +186,9 @@ def test_parameters_that_cannot_be_matched(recipe_file, overrides, message):
         load_recipe(str(recipe_file), overrides).model_config(257)
 
 
-@pytest.mark.parametrize("content", [b"\x9b\xff", b"name: [", b"name: 2001-99-99"], ids=str)
+@pytest.mark.parametrize(
+    "content", [b"\x9b\xff", b"name: [", b"name: 2001-99-99", b"a: &a {b: *a}", b"[" * 5000], ids=len
+)
 def test_a_file_that_is_not_yaml_is_refused_in_one_line(tmp_path, content):
     path = tmp_path / "wrong.yaml"
     path.write_bytes(content)

@@ -9,7 +9,7 @@ from hypermlp.train.recipe import RECIPE_FOLDERS, load_recipe
 from hypermlp.train.schedule import learning_rate_factor, optimizer_groups
 from hypermlp.train.sharding import sharded_dim
 
-NAMES = ["demo", "cpu-mini", "nanogpt-124m", "lm-340m", "lm-1.3b"]
+NAMES = ["demo", "cpu-mini", "long-context", "nanogpt-124m", "lm-340m", "lm-1.3b"]
 VOCABULARY = {"nanogpt-124m": 50257, "lm-340m": 32000, "lm-1.3b": 32000}
 SOFTMAX = {
     "nanogpt-124m": 123_587_328,

@@ -264,16 +264,31 @@ def test_a_signal_saves_and_stops(recipe_file, tmp_path, server, number):
     assert 3 <= loading.step_of(loading.newest_complete(run)) < 500
 
 
-def test_a_signal_before_the_first_step_stops_in_order(recipe_file, tmp_path, server):
+@pytest.mark.parametrize("hidden", ["no", "replaced", "swallowed"])
+def test_a_signal_before_the_first_step_stops_in_order(recipe_file, tmp_path, server, hidden):
+    """The exception of the handler may arrive inside code that replaces it by its own, or swallows it."""
     arguments = [str(recipe_file), "--out", str(tmp_path / "run")]
-    process = server.Process(target=stop_while_preparing, args=(arguments,))
+    process = server.Process(target=stop_while_preparing, args=(arguments, hidden))
     process.start()
     process.join(60)
     assert process.exitcode == 0
+    assert not (tmp_path / "run" / "final").exists()
 
 
-def stop_while_preparing(arguments):
-    training.prepare = lambda data: os.kill(os.getpid(), signal.SIGTERM)
+def stop_while_preparing(arguments, hidden):
+    prepare = training.prepare
+
+    def stopped(data):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except BaseException as error:
+            if hidden == "replaced":
+                raise ValueError("an error of another library") from error
+            if hidden == "no":
+                raise
+        return prepare(data)
+
+    training.prepare = stopped
     run_command(arguments)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hypermlp.config import require_window
 from hypermlp.layers.baselines.base import Baseline, Heads, MultiHeadConfig
 from hypermlp.layers.baselines.parts import at_least_float32, causal_pairs, softmax_attention
-from hypermlp.layers.rotary import rotate
+from hypermlp.layers.rotary import Rope, rotate
 from hypermlp.layers.state import DecodingState
 from hypermlp.layers.visibility import Visibility
 
@@ -63,7 +63,9 @@ class DifferentialAttention(Baseline[DiffConfig]):
     def mix(self, x: Tensor, state: DecodingState | None, visibility: Visibility) -> Tensor:
         positions = visibility.stream()[None]
         q, k, v = self.qkv_proj(x).chunk(3, dim=-1)
-        q, k = (rotate(y.unflatten(-1, (-1, self.width)), positions, self.config.rope_theta) for y in (q, k))
+        q, k = (
+            rotate(y.unflatten(-1, (-1, self.width)), positions, Rope(self.config.rope_theta)) for y in (q, k)
+        )
         # Maps h and H + h are those of head h; so are these parts of the values.
         v = v.unflatten(-1, (2, self.config.num_heads, self.width)).transpose(2, 3).flatten(3)
         if state is not None:

@@ -75,7 +75,8 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility) -
         return attend(arguments, "sdpa", visibility.window).transpose(1, 2)
     new, total = q.shape[2], k.shape[2]
     if visibility.reach is None and new in (1, total):  # no mask: the kernel is faster
-        return F.scaled_dot_product_attention(q, k, v, is_causal=new > 1)
+        causal = True if new > 1 else False  # noqa: SIM210 (the comparison may be symbolic)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=visibility.mask())
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from hypermlp.layers.baselines.base import Baseline, Heads, MultiHeadConfig, run_recurrence
 from hypermlp.layers.baselines.parts import split_heads
 from hypermlp.layers.baselines.recurrence import gated_attention
-from hypermlp.layers.rotary import rotate
+from hypermlp.layers.rotary import Rope, rotate
 from hypermlp.layers.state import DecodingState
 from hypermlp.layers.visibility import Visibility
 
@@ -56,7 +56,7 @@ class RetNet(Baseline[RetNetConfig]):
         positions, heads = visibility.stream()[None], self.config.num_heads
         *qkv, gate = self.in_proj(x).split(self.sizes, dim=-1)
         q, k, v = split_heads(heads, *qkv)
-        q, k = (rotate(y, positions, self.config.rope_theta) for y in (q, k))
+        q, k = (rotate(y, positions, Rope(self.config.rope_theta)) for y in (q, k))
         q, decay = q * q.shape[-1] ** -0.5, log_decays(heads, x)[:, None].expand(*q.shape[:3], 1)
         out = run_recurrence(gated_attention, q, k, v, decay, state=state, visibility=visibility)
         return self.o_proj(self.norm(out.to(x.dtype)).flatten(2) * F.silu(gate))

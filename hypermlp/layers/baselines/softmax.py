@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hypermlp.config import require, require_window
 from hypermlp.layers.baselines.base import Baseline, Heads, MultiHeadConfig
 from hypermlp.layers.baselines.parts import causal_pairs, softmax_attention, split_heads
-from hypermlp.layers.rotary import rotate
+from hypermlp.layers.rotary import Rope, rotate
 from hypermlp.layers.state import DecodingState
 from hypermlp.layers.visibility import Visibility
 
@@ -54,7 +54,7 @@ class Softmax(Baseline[SoftmaxConfig]):
     def mix(self, x: Tensor, state: DecodingState | None, visibility: Visibility) -> Tensor:
         positions = visibility.stream()[None]
         q, k, v = split_heads(self.config.num_heads, *self.qkv_proj(x).chunk(3, dim=-1))
-        q, k = (rotate(y, positions, self.config.rope_theta) for y in (q, k))
+        q, k = (rotate(y, positions, Rope(self.config.rope_theta)) for y in (q, k))
         if state is not None:
             k, v = state.extended("keys", k), state.extended("values", v)
         out = self.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), visibility)

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "functions.h"
+#include "heads.h"
 #include "kernels.h"
 #include "mix_gradients.h"
 #include "packs.h"
@@ -22,12 +23,15 @@ struct BackwardBuffers {
     T *weights, *grad;
     T *inner2, *gated2, *grad_inner, *grad_gated;
     T *grad_rows, *panels;
+    T* keys;          // kDepth keys in panels
+    T* inverse_norm;  // [rows]
 
     // The scratch of one worker.
     static size_t need(const Problem<T>& p) {
         const int64_t rows = std::min(block_rows(p.keys), p.queries);
         return 6 * Arena::need<T>(Block<T>::cells(rows, p.keys)) + 8 * Arena::need<T>(small(p, rows)) +
-               2 * Arena::need<T>(wide(p, rows));
+               2 * Arena::need<T>(wide(p, rows)) + Arena::need<T>(kDepth * padded<T>(p.qk_dim)) +
+               Arena::need<T>(rows);
     }
     BackwardBuffers(const Problem<T>& p, const Block<T>& b, Arena own) {
         own.reset();
@@ -41,6 +45,8 @@ struct BackwardBuffers {
         for (T** buffer : {&inner2, &gated2, &grad_inner, &grad_gated})
             *buffer = own.take<T>(small(p, b.rows));
         for (T** buffer : {&grad_rows, &panels}) *buffer = own.take<T>(wide(p, b.rows));
+        keys = own.take<T>(kDepth * padded<T>(p.qk_dim));
+        inverse_norm = own.take<T>(b.rows);
     }
 
   private:
@@ -73,14 +79,14 @@ struct Backward {
     const Problem<T>& p;
     const Saved<T>& saved;
     const Gradients<T>& grads;
-    Panels<T> keys, keys_t, values_t;
+    Panels<T> keys_t, values_t;
     PackedMix<T> mix1, mix2;
     MixSums<T> sums1, sums2;
     Turns turns, mix_turns;
 
     static size_t need(const Problem<T>& p) {
         const int64_t branches = p.batch * p.branches();
-        return Panels<T>::need(branches, p.keys, p.qk_dim) + Panels<T>::need(branches, p.qk_dim, p.keys) +
+        return Panels<T>::need(branches, p.qk_dim, p.keys) +
                Panels<T>::need(p.batch * p.heads, p.vo_dim, p.keys) +
                PackedMix<T>::need(p.mix1, p.branches(), p.keys, Directions::kBoth) +
                PackedMix<T>::need(p.mix2, p.heads, p.keys, Directions::kBoth) +
@@ -91,7 +97,6 @@ struct Backward {
         : p(problem),
           saved(saved_),
           grads(grads_),
-          keys(p.batch, p.branches(), p.keys, p.qk_dim, arena),
           keys_t(p.batch, p.branches(), p.qk_dim, p.keys, arena),
           values_t(p.batch, p.heads, p.vo_dim, p.keys, arena),
           mix1(p.mix1, p.branches(), p.keys, p.layout, Directions::kBoth, arena),
@@ -102,7 +107,6 @@ struct Backward {
           mix_turns(BatchGroups(p.batch).count * p.heads, kMixPoints) {}
 
     void pack() const {
-        keys.pack(p.k, p.batch, PanelRows::kTokens, p.threads);
         keys_t.pack(p.k, p.batch, PanelRows::kWidth, p.threads);
         values_t.pack(p.v, p.batch, PanelRows::kWidth, p.threads);
         mix1.pack(p.mix1, p.branches(), p.threads);
@@ -112,10 +116,9 @@ struct Backward {
     void block(Arena arena, const Rows& rows, int64_t head) const {
         const Block<T> b(p, rows.batch, rows.first, rows.last);
         const BackwardBuffers<T> own(p, b, arena);
-        const T* inverse_norm = saved.inverse_norm + (head * p.batch + rows.batch) * p.queries + rows.first;
         recompute(b, own, rows.batch, head);
-        readout_gradient(b, own, inverse_norm, rows, head);
-        activation_gradient(b, own, inverse_norm);
+        readout_gradient(b, own, rows, head);
+        activation_gradient(b, own);
         scores_gradient(b, own, rows, head);
     }
 
@@ -129,7 +132,7 @@ struct Backward {
         });
     }
 
-    // Recompute the scores, before and after the first mix, and the activation.
+    // Recompute the scores, before and after the first mix, and the activation, and get the norms.
     void recompute(const Block<T>& b, const BackwardBuffers<T>& own, int64_t batch, int64_t head) const {
         for (int64_t g = head, branch = 0; g < p.branches(); g += p.heads, ++branch) {
             T* target = p.mix1.exists() ? own.before[branch] : own.scores[branch];
@@ -137,7 +140,14 @@ struct Backward {
                      keys_t.of(batch, g), target);
             if (p.mix1.exists()) {
                 const HeadMix<T> mix(p.mix1, mix1, batch, g, Direction::kStraight);
-                mix.inner(b, own.before[branch], own.inner1[branch], own.gated1[branch]);
+                if (saved.has_inner) {
+                    for (int64_t row = 0; row < b.rows; ++row)
+                        std::copy_n(kept(b, batch, head, row) + 1 + branch * mix.rank, mix.rank,
+                                    own.inner1[branch] + row * padded<T>(mix.rank));
+                    mix.apply_gate(b, own.inner1[branch], own.gated1[branch]);
+                } else {
+                    mix.inner(b, own.before[branch], own.inner1[branch], own.gated1[branch]);
+                }
                 mix.update(b, own.before[branch], own.gated1[branch], own.scores[branch]);
             }
         }
@@ -154,19 +164,34 @@ struct Backward {
             }
         }
         b.mask(own.weights);
+        for (int64_t row = 0; row < b.rows; ++row)
+            own.inverse_norm[row] =
+                p.queries > kDecodeQueries ? *kept(b, batch, head, row) : inverse_norm(b, own, row);
+    }
+    const T* kept(const Block<T>& b, int64_t batch, int64_t head, int64_t row) const {
+        return saved.kept.at(batch, b.first_query + row, head);
+    }
+
+    // Return 1 / rho of the recomputed scores. The norm of a row that sees one key cancels in its gradient,
+    // so it has to fit these scores to the last bit, and decode() may have rounded them differently.
+    T inverse_norm(const Block<T>& b, const BackwardBuffers<T>& own, int64_t row) const {
+        const T* gate = b.aligned(own.scores[0], row);
+        T sum = 0;
+        for (int64_t c = b.begin(row); c < b.end(row); ++c) sum += gate[c] * gate[c];
+        return 1 / std::sqrt(sum + T(p.eps));
     }
 
     // The mixed activation gives the gradient of v; then the buffer `grad` takes the gradient of the
     // activation.
-    void readout_gradient(const Block<T>& b, const BackwardBuffers<T>& own, const T* inverse_norm,
-                          const Rows& block, int64_t head) const {
+    void readout_gradient(const Block<T>& b, const BackwardBuffers<T>& own, const Rows& block,
+                          int64_t head) const {
         const int64_t batch = block.batch;
         // Rows of the output's gradient, over rho.
         T* grad_rows = own.grad_rows;
         for (int64_t row = 0; row < b.rows; ++row) {
             T* to = grad_rows + row * p.vo_dim;
             saved.grad_out.read(batch, b.first_query + row, head, p.vo_dim, to);
-            for (int64_t d = 0; d < p.vo_dim; ++d) to[d] *= inverse_norm[row];
+            for (int64_t d = 0; d < p.vo_dim; ++d) to[d] *= own.inverse_norm[row];
         }
         T* mixed = own.weights;
         if (p.mix2.exists()) {
@@ -188,7 +213,7 @@ struct Backward {
     }
 
     // Replace the scores after the first mix by their gradients.
-    void activation_gradient(const Block<T>& b, const BackwardBuffers<T>& own, const T* inverse_norm) const {
+    void activation_gradient(const Block<T>& b, const BackwardBuffers<T>& own) const {
         for (int64_t row = 0; row < b.rows; ++row) {
             T *gate = b.aligned(own.scores[0], row), *scale = b.aligned(own.scores[1], row);
             const T *g = b.aligned(own.grad, row), *activation = b.aligned(own.weights, row);
@@ -196,7 +221,7 @@ struct Backward {
             T dot = 0;  // <do, o>
 #pragma omp simd reduction(+ : dot)
             for (int64_t c = from; c < to; ++c) dot += g[c] * activation[c];
-            const T norm = -dot * inverse_norm[row] * inverse_norm[row];
+            const T norm = -dot * own.inverse_norm[row] * own.inverse_norm[row];
             if (p.glu()) {
 #pragma omp simd
                 for (int64_t c = from; c < to; ++c) {
@@ -226,14 +251,29 @@ struct Backward {
                               add_in_order(sums1, kMix1Points + branch, block, head, g, add);
                           });
             }
-            const T* own_keys = keys.of(batch, g) + b.first_key * kPanel<T>;
-            multiply<T, Into::kNew, Causal::kLeft>(b.rows, p.qk_dim, b.columns, {b.ordinary(scores), b.ld, 1},
-                                                   own_keys, keys.step(), grads.q.at(batch, b.first_query, g),
-                                                   grads.q.token, b.slack());
+            query_gradient(b, scores, batch, g, own.keys);
             // The rows of the output's gradient are not needed any more.
             const View<T> q = widened_rows(p.q, batch, b.first_query, g, b.rows, p.qk_dim, own.grad_rows);
             add_outer(b, scores, q, p.qk_dim, own.panels, grads.k.at(batch, 0, g), grads.k.token, block, head,
                       kKeyPoints + branch * kSections);
+        }
+    }
+
+    // The gradient of q is the gradient of the scores times the keys, of which `panels` holds kDepth at a
+    // time.
+    void query_gradient(const Block<T>& b, T* scores, int64_t batch, int64_t g, T* panels) const {
+        for (int64_t key = 0; key < b.columns; key += kDepth) {
+            const int64_t depth = std::min(kDepth, b.columns - key);
+            pack_tokens(p.k, batch, b.first_key + key, g, depth, p.qk_dim, panels);
+            const auto add = [&](auto into) {
+                multiply<T, into, Causal::kLeft>(
+                    b.rows, p.qk_dim, depth, {b.ordinary(scores) + key, b.ld, 1}, panels, depth * kPanel<T>,
+                    grads.q.at(batch, b.first_query, g), grads.q.token, b.slack() - key);
+            };
+            if (key == 0)
+                add(std::integral_constant<Into, Into::kNew>());
+            else
+                add(std::integral_constant<Into, Into::kAdd>());
         }
     }
 
@@ -278,6 +318,13 @@ void backward(const Problem<T>& p, const Saved<T>& saved, const Gradients<T>& gr
             }
         }
         count += static_cast<int64_t>(blocks[group].size()) * p.heads;
+    }
+    if (by_heads(p, Backward<T>::need(p), count)) {
+        for (int64_t head = 0; head < p.heads; ++head) {
+            const OneHead<T> one(p, head);
+            backward(one(p), one(saved), one(grads));
+        }
+        return;
     }
     const int64_t workers = std::min(p.threads, count), chains = groups.count * p.heads;
     const size_t own = BackwardBuffers<T>::need(p);

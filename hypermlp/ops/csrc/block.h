@@ -57,6 +57,11 @@ struct Block {
     int64_t begin(int64_t row) const { return lag ? columns - visible(row) : 0; }
     int64_t end(int64_t row) const { return lag ? columns : visible(row); }
 
+    // The first row that may see one of the columns [from, to) of the aligned view.
+    int64_t first_seeing(int64_t from, int64_t to) const {
+        return std::clamp<int64_t>(lag ? rows - to : from - slack(), 0, rows);
+    }
+
     // Zero every cell that is not a visible key.
     void mask(T* buffer) const {
         T* done = buffer;
@@ -103,7 +108,7 @@ int64_t block_end(const Problem<T>& p, int64_t block_rows, int64_t batch, int64_
 inline int64_t block_rows(int64_t keys) {
     if (keys <= 128) return 36;
     if (keys <= 1536) return 66;
-    return keys <= 4096 ? 96 : 48;
+    return keys <= 4096 ? 96 : 42;
 }
 
 }  // namespace hypermlp

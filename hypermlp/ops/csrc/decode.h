@@ -215,7 +215,7 @@ class Decode {
         const int64_t batch = row / p_.queries, query = row % p_.queries;
         T* out = output_.out.at(batch, query, head);
         const T norm = inverse_norm(row, head), factor = after_scale(norm);
-        output_.inverse_norm[head * rows_ + row] = norm;
+        *output_.kept.at(batch, query, head) = norm;
         std::fill_n(out, p_.vo_dim, T(0));
         for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
             const T* sum = readout_ + ((row * chunks_ + chunk) * p_.heads + head) * p_.vo_dim;

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "functions.h"
+#include "heads.h"
 #include "kernels.h"
 #include "mix.h"
 #include "packs.h"
@@ -52,6 +53,7 @@ struct Forward {
         own.reset();
         T* scores[2] = {own.take<T>(b.cells()), own.take<T>(b.cells())};
         T *inner = own.take<T>(small), *gated = own.take<T>(small), *room = own.take<T>(b.rows * p.qk_dim);
+        const auto kept = [&](int64_t row) { return output.kept.at(batch, first + row, head); };
 
         for (int64_t g = head, branch = 0; g < p.branches(); g += p.heads, ++branch) {
             b.scores(widened_rows(p.q, batch, first, g, b.rows, p.qk_dim, room), p.qk_dim, keys.of(batch, g),
@@ -59,15 +61,17 @@ struct Forward {
             if (p.mix1.exists()) {
                 const HeadMix<T> mix(p.mix1, mix1, batch, g, Direction::kStraight);
                 mix.inner(b, scores[branch], inner, gated);
+                for (int64_t row = 0; output.keeps_inner && row < b.rows; ++row)
+                    std::copy_n(inner + row * padded<T>(mix.rank), mix.rank,
+                                kept(row) + 1 + branch * mix.rank);
                 mix.update(b, scores[branch], gated, scores[branch]);
             }
         }
 
-        T* inverse_norm = output.inverse_norm + (head * p.batch + batch) * p.queries + first;
         for (int64_t row = 0; row < b.rows; ++row) {
             T* gate = b.aligned(scores[0], row);
-            inverse_norm[row] = activate(b.begin(row), b.end(row), gate, b.aligned(scores[1], row));
-            const T scale = row_scale(inverse_norm[row]);
+            *kept(row) = activate(b.begin(row), b.end(row), gate, b.aligned(scores[1], row));
+            const T scale = row_scale(*kept(row));
             if (scale != 1)
                 for (int64_t c = b.begin(row); c < b.end(row); ++c) gate[c] *= scale;
         }
@@ -83,7 +87,7 @@ struct Forward {
                                                values.of(batch, head) + b.first_key * kPanel<T>,
                                                values.step(), out, ld, b.slack());
         for (int64_t row = 0; row < b.rows; ++row) {
-            const T factor = after_scale(inverse_norm[row]);
+            const T factor = after_scale(*kept(row));
             for (int64_t d = 0; d < p.vo_dim; ++d) out[row * ld + d] *= factor;
         }
     }
@@ -130,6 +134,13 @@ template <typename T>
 void forward(const Problem<T>& p, const Output<T>& output) {
     const std::vector<Item> items = longest_first(p);
     const int64_t count = static_cast<int64_t>(items.size()) * p.heads;
+    if (by_heads(p, Forward<T>::need(p), count)) {
+        for (int64_t head = 0; head < p.heads; ++head) {
+            const OneHead<T> one(p, head);
+            forward(one(p), one(output));
+        }
+        return;
+    }
     const int64_t workers = std::min(p.threads, count);
     const size_t own = Forward<T>::own_need(p);
     Lease lease(Forward<T>::need(p) + workers * own);

@@ -7,7 +7,8 @@
 //
 //     panels[column / kPanel * step + row * kPanel + column % kPanel]
 //
-// Columns are padded with zeros. A micro-kernel computes a tile in registers: up to kTile rows times a panel,
+// Columns are padded with zeros. Matrices of at most kLanes columns may have panels of half the width. A
+// micro-kernel computes a tile in registers: up to kTile rows times a panel,
 // or up to kTallTile rows times the first half of one. A right factor whose rows are dense can also be read
 // in place (add_in_place).
 #pragma once
@@ -50,12 +51,6 @@ int64_t in_panels(int64_t columns) {
 template <typename T>
 int64_t padded(int64_t columns) {
     return in_panels<T>(columns) * kPanel<T>;
-}
-
-// Columns padded to whole vectors.
-template <typename T>
-int64_t vectors(int64_t columns) {
-    return (columns + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
 }
 
 template <typename T>
@@ -121,10 +116,10 @@ void micro(int64_t depth, View<T> a, const T* panel, int64_t step, T* c, int64_t
     });
 }
 
-// The product of `rows` rows, at most kTile or exactly kTallTile, with one panel.
-template <typename T, Into into, int N>
+// The product of `rows` rows, at most kTile or exactly kTallTile, with N vectors of a panel of P vectors.
+template <typename T, Into into, int N, int P>
 void micro(int64_t rows, int64_t depth, View<T> a, const T* panel, T* c, int64_t ldc, Scaled<T> scaled) {
-    constexpr int64_t step = kPanel<T>;
+    constexpr int64_t step = P * kLanes<T>;
     switch (rows) {
         case 6: return micro<T, into, 6, N>(depth, a, panel, step, c, ldc, scaled);
         case 5: return micro<T, into, 5, N>(depth, a, panel, step, c, ldc, scaled);
@@ -138,15 +133,15 @@ void micro(int64_t rows, int64_t depth, View<T> a, const T* panel, T* c, int64_t
     }
 }
 
-// The product with the first `count` columns of a panel, of which nothing beyond is stored.
-template <typename T, Into into>
+// The product with the first `count` columns of a panel of P vectors, of which nothing beyond is stored.
+template <typename T, Into into, int P>
 void partly(int64_t rows, int64_t count, int64_t depth, View<T> a, const T* panel, T* c, int64_t ldc,
             Scaled<T> scaled) {
     T whole[kTallTile * kPanel<T>];
     if (count > kLanes<T>)
-        micro<T, Into::kNew, 2>(rows, depth, a, panel, whole, kPanel<T>, {});
+        micro<T, Into::kNew, P, P>(rows, depth, a, panel, whole, kPanel<T>, {});
     else
-        micro<T, Into::kNew, 1>(rows, depth, a, panel, whole, kPanel<T>, {});
+        micro<T, Into::kNew, 1, P>(rows, depth, a, panel, whole, kPanel<T>, {});
     for (int64_t y = 0; y < rows; ++y)
         for (int64_t x = 0; x < count; ++x) {
             T& cell = c[y * ldc + x];
@@ -164,61 +159,67 @@ enum class Causal {
     kLeft,        // rows of the left factor are queries: it is zero unless k <= i + slack
     kTransposed,  // rows of the left factor are keys: it is zero unless i <= k + slack
     kProduct,     // rows of the product are queries: it is needed where j <= i + slack
+    kLagLeft,     // like kLeft, with columns that are aligned by lag: zero unless k >= slack - i
+    kLagProduct,  // like kProduct, with columns that are aligned by lag: needed where j >= slack - i
 };
 
 // Compute c[rows, columns] from a[rows, depth] times panels[depth, columns], as `into` says. Nothing is
-// stored beyond the last column, even if it does not end a panel.
-template <typename T, Into into = Into::kNew, Causal causal = Causal::kNot>
+// stored beyond the last column, even if it does not end a panel. Panels are P vectors wide.
+template <typename T, Into into = Into::kNew, Causal causal = Causal::kNot, int P = 2>
 void multiply(int64_t rows, int64_t columns, int64_t depth, View<T> a, const T* panels, int64_t step, T* c,
               int64_t ldc, int64_t slack = 0, Scaled<T> scaled = {}) {
+    constexpr int64_t width = P * kLanes<T>;
     for (int64_t i = kRows; i < rows; i += kRows) {
-        const int64_t moved = causal == Causal::kTransposed ? slack - i : slack + i;
+        const bool forwards = causal == Causal::kLeft || causal == Causal::kProduct;
+        const int64_t moved = forwards ? slack + i : slack - i;
         const Scaled<T> rest =
             into == Into::kScaled ? Scaled<T>{scaled.base + i * ldc, scaled.scale} : scaled;
-        multiply<T, into, causal>(std::min(kRows, rows - i), columns, depth,
-                                  {a.data + i * a.row, a.row, a.column}, panels, step, c + i * ldc, ldc,
-                                  moved, rest);
+        multiply<T, into, causal, P>(std::min(kRows, rows - i), columns, depth,
+                                     {a.data + i * a.row, a.row, a.column}, panels, step, c + i * ldc, ldc,
+                                     moved, rest);
     }
     rows = std::min(kRows, rows);
     if (depth > kDepth) {
-        multiply<T, into, causal>(rows, columns, kDepth, a, panels, step, c, ldc, slack, scaled);
+        multiply<T, into, causal, P>(rows, columns, kDepth, a, panels, step, c, ldc, slack, scaled);
         for (int64_t k = kDepth; k < depth; k += kDepth) {
             const View<T> rest{a.data + k * a.column, a.row, a.column};
             int64_t moved = slack;
-            if (causal == Causal::kLeft) moved -= k;
+            if (causal == Causal::kLeft || causal == Causal::kLagLeft) moved -= k;
             if (causal == Causal::kTransposed) moved += k;
-            multiply<T, Into::kAdd, causal>(rows, columns, std::min(kDepth, depth - k), rest,
-                                            panels + k * kPanel<T>, step, c, ldc, moved);
+            multiply<T, Into::kAdd, causal, P>(rows, columns, std::min(kDepth, depth - k), rest,
+                                               panels + k * width, step, c, ldc, moved);
         }
         return;
     }
     // Take as many panels at a time as stay in the L1 cache: short ones side by side, so that c is walked
     // along its rows.
-    const int64_t chunk = kPanel<T> * (kDepth / std::max<int64_t>(depth, 16));
+    const int64_t chunk = width * (kDepth / std::max<int64_t>(depth, 16));
     const bool tall = kManyRegisters || columns <= kLanes<T>;
     for (int64_t from = 0; from < columns; from += chunk)
         for (int64_t i = 0, tile; i < rows; i += tile) {
             tile = tall && rows - i >= kTallTile ? kTallTile : std::min<int64_t>(kTile, rows - i);
             const int64_t last = i + tile - 1;
-            const int64_t begin =
-                causal == Causal::kTransposed ? std::clamp<int64_t>(i - slack, 0, depth) : 0;
+            const int64_t begin = causal == Causal::kTransposed ? std::clamp<int64_t>(i - slack, 0, depth)
+                                  : causal == Causal::kLagLeft  ? std::clamp<int64_t>(slack - last, 0, depth)
+                                                                : 0;
             const int64_t end =
                 causal == Causal::kLeft ? std::clamp<int64_t>(last + slack + 1, 0, depth) : depth;
             const View<T> left{a.data + i * a.row + begin * a.column, a.row, a.column};
-            for (int64_t j = from; j < std::min(from + chunk, columns); j += kPanel<T>) {
+            for (int64_t j = from; j < std::min(from + chunk, columns); j += width) {
                 if (causal == Causal::kProduct && j > last + slack) break;
-                const T* panel = panels + j / kPanel<T> * step + begin * kPanel<T>;
+                if (causal == Causal::kLagProduct && j + width <= slack - last) continue;
+                const T* panel = panels + j / width * step + begin * width;
                 T* out = c + i * ldc + j;
-                const int64_t count = std::min(columns - j, kPanel<T>);
+                const int64_t count = std::min(columns - j, width);
                 const Scaled<T> own = into == Into::kScaled
                                           ? Scaled<T>{scaled.base + i * ldc + j, scaled.scale + j}
                                           : Scaled<T>{};
-                if (count == kPanel<T>)
-                    micro<T, into, 2>(tile, end - begin, left, panel, out, ldc, own);
+                if (count == width)
+                    micro<T, into, P, P>(tile, end - begin, left, panel, out, ldc, own);
                 else if (count == kLanes<T>)
-                    micro<T, into, 1>(tile, end - begin, left, panel, out, ldc, own);
+                    micro<T, into, 1, P>(tile, end - begin, left, panel, out, ldc, own);
                 else
-                    partly<T, into>(tile, count, end - begin, left, panel, out, ldc, own);
+                    partly<T, into, P>(tile, count, end - begin, left, panel, out, ldc, own);
             }
         }
 }

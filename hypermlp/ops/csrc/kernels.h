@@ -39,23 +39,33 @@ struct Problem {
     int64_t branches() const { return glu() ? 2 * heads : heads; }  // heads of q, k and mix1
 };
 
+// The numbers of one row that are kept for backward(): 1 / rho; and for each branch, the product of its row
+// of scores with mix1.left, which takes as long to compute as the scores of a narrow head.
+template <typename T>
+int64_t kept_width(const Problem<T>& p) {
+    return 1 + (p.mix1.exists() ? p.branches() / p.heads * p.mix1.rank : 0);
+}
+
 // The results of the forward kernels.
 template <typename T>
 struct Output {
-    Strided<T> out;             // [batch, queries, heads, vo_dim]
-    T* inverse_norm = nullptr;  // [heads, batch, queries]: 1 / rho of each row
+    Strided<T> out;            // [batch, queries, heads, vo_dim]
+    Strided<T> kept;           // [batch, queries, heads, 1 or kept_width(p)]: what backward() needs
+    bool keeps_inner = false;  // whether forward() fills all of kept_width(p); decode() does not
 };
 
 // The inputs of the backward kernel besides the problem.
 template <typename T>
 struct Saved {
-    Source<T> grad_out;               // gradient of Output::out
-    const T* inverse_norm = nullptr;  // Output::inverse_norm
+    Source<T> grad_out;      // gradient of Output::out
+    Strided<const T> kept;   // Output::kept
+    bool has_inner = false;  // whether forward() was called with keeps_inner
 };
 
+// The gradients of a mix. Those of the parameters are at(head, slot).
 template <typename T>
 struct MixGradients {
-    T *diag = nullptr, *left = nullptr, *right = nullptr;
+    Strided<T> diag, left, right;
     Strided<T> gate;
 };
 
@@ -74,7 +84,9 @@ void backward(const Problem<T>&, const Saved<T>&, const Gradients<T>&);
 // The number of tasks that backward() can run at the same time, without starts.
 int64_t backward_tasks(int64_t batch, int64_t heads, int64_t queries, int64_t keys);
 
-// The same as forward, faster for few queries.
+// The same as forward, faster for up to kDecodeQueries queries. It adds the products of a score up in another
+// order.
+constexpr int64_t kDecodeQueries = 4;
 template <typename T>
 void decode(const Problem<T>&, const Output<T>&);
 

@@ -25,15 +25,21 @@ struct PackedMix {
     int64_t rank, length = 0, used = 0;
     bool lag;
     T* scale = nullptr;                       // 1 + diag, [heads, length]
-    T *left = nullptr, *right = nullptr;      // in panels of rank, by heads
-    T *left_t = nullptr, *right_t = nullptr;  // in panels of slots, by heads
+    T *left = nullptr, *right = nullptr;      // in panels of rank, by heads: [by_rank(rank, length)]
+    T *left_t = nullptr, *right_t = nullptr;  // in panels of slots, by heads: [by_slots(rank, length)]
 
-    static int64_t matrix(int64_t length, int64_t rank) { return length * padded<T>(rank); }
+    // A low rank, as is usual, has panels of one vector.
+    static bool thin(int64_t rank) { return rank <= kLanes<T>; }
+    static int64_t by_rank(int64_t rank, int64_t length) {
+        return length * (thin(rank) ? kLanes<T> : padded<T>(rank));
+    }
+    static int64_t by_slots(int64_t rank, int64_t length) { return length * rank; }
     static size_t need(const Mix<T>& mix, int64_t heads, int64_t keys, Directions directions) {
         if (!mix.exists()) return 0;
         const int64_t length = padded<T>(std::min(mix.slots, keys));
-        const int64_t matrices = directions == Directions::kBoth ? 4 : 2;
-        return Arena::need<T>(heads * length) + matrices * Arena::need<T>(heads * matrix(length, mix.rank));
+        const int64_t pairs = directions == Directions::kBoth ? 2 : 1;
+        return Arena::need<T>(heads * length) + pairs * (Arena::need<T>(heads * by_rank(mix.rank, length)) +
+                                                         Arena::need<T>(heads * by_slots(mix.rank, length)));
     }
 
     PackedMix(const Mix<T>& mix, int64_t heads, int64_t keys, Layout layout, Directions directions,
@@ -43,14 +49,14 @@ struct PackedMix {
         used = std::min(mix.slots, keys);
         length = padded<T>(used);
         scale = arena.take<T>(heads * length);
-        const int64_t room = heads * matrix(length, rank);
+        const int64_t rows = heads * by_rank(rank, length), columns = heads * by_slots(rank, length);
         if (directions != Directions::kTransposed) {
-            left = arena.take<T>(room);
-            right_t = arena.take<T>(room);
+            left = arena.take<T>(rows);
+            right_t = arena.take<T>(columns);
         }
         if (directions != Directions::kStraight) {
-            right = arena.take<T>(room);
-            left_t = arena.take<T>(room);
+            right = arena.take<T>(rows);
+            left_t = arena.take<T>(columns);
         }
     }
 
@@ -75,18 +81,18 @@ struct PackedMix {
   private:
     // Pack the rows of one panel of slots, which begins at `begin`.
     void pack(const Source<T>& source, int64_t head, int64_t begin, T* rows, T* columns) const {
-        const int64_t first = head * matrix(length, rank);
+        T* const own_rows = rows ? rows + head * by_rank(rank, length) : nullptr;
+        T* const own_columns = columns ? columns + head * by_slots(rank, length) : nullptr;
+        const int64_t width = thin(rank) ? kLanes<T> : kPanel<T>,
+                      padding = (rank + width - 1) / width * width;
         source.visit([&](const auto& from) {
             for (int64_t row = begin; row < begin + kPanel<T>; ++row)
-                for (int64_t r = 0; r < padded<T>(rank); ++r) {
+                for (int64_t r = 0; r < padding; ++r) {
                     const bool exists = slot(row) < used && r < rank;
                     const T x = exists ? widen(from.at(head, slot(row))[r]) : T(0);
-                    if (rows)
-                        rows[first + r / kPanel<T> * length * kPanel<T> + row * kPanel<T> + r % kPanel<T>] =
-                            x;
-                    if (columns && r < rank)
-                        columns[first + row / kPanel<T> * rank * kPanel<T> + r * kPanel<T> +
-                                row % kPanel<T>] = x;
+                    if (own_rows) own_rows[r / width * length * width + row * width + r % width] = x;
+                    if (own_columns && r < rank)
+                        own_columns[row / kPanel<T> * rank * kPanel<T> + r * kPanel<T> + row % kPanel<T>] = x;
                 }
         });
     }
@@ -106,11 +112,11 @@ struct HeadMix {
           rank(packed.rank),
           length(packed.length),
           used(packed.used) {
-        const int64_t matrix = PackedMix<T>::matrix(length, rank);
+        const int64_t rows = packed.by_rank(rank, length), columns = packed.by_slots(rank, length);
         const bool straight = direction == Direction::kStraight;
         scale = packed.scale + head * length;
-        left = (straight ? packed.left : packed.right) + head * matrix;
-        right_t = (straight ? packed.right_t : packed.left_t) + head * matrix;
+        left = (straight ? packed.left : packed.right) + head * rows;
+        right_t = (straight ? packed.right_t : packed.left_t) + head * columns;
     }
 
     // Slots beyond the parameters are never visible, so only the columns that have parameters take part.
@@ -121,11 +127,27 @@ struct HeadMix {
         return {b.aligned(buffer) + first_column(b), b.aligned_ld, 1};
     }
 
+    // The aligned columns at the left end that the first row of the block does not see; each row sees one
+    // more. In layout "forward" they are at the other end, and no product skips them.
+    static int64_t unseen(const Block<T>& b) { return b.lag ? b.rows - 1 : 0; }
+
     // inner = buffer left; gated = inner * gate
     void inner(const Block<T>& b, const T* buffer, T* inner, T* gated) const {
         const int64_t ld = padded<T>(rank);
-        multiply<T>(b.rows, vectors<T>(rank), width(b), view(b, buffer), left + first_row(b) * kPanel<T>,
-                    length * kPanel<T>, inner, ld);
+        if (PackedMix<T>::thin(rank))
+            multiply<T, Into::kNew, Causal::kLagLeft, 1>(b.rows, kLanes<T>, width(b), view(b, buffer),
+                                                         left + first_row(b) * kLanes<T>, 0, inner, ld,
+                                                         unseen(b) - first_column(b));
+        else
+            multiply<T, Into::kNew, Causal::kLagLeft>(b.rows, padded<T>(rank), width(b), view(b, buffer),
+                                                      left + first_row(b) * kPanel<T>, length * kPanel<T>,
+                                                      inner, ld, unseen(b) - first_column(b));
+        apply_gate(b, inner, gated);
+    }
+
+    // gated = inner * gate
+    void apply_gate(const Block<T>& b, const T* inner, T* gated) const {
+        const int64_t ld = padded<T>(rank);
         gate.visit([&](const auto& gates) {
             for (int64_t row = 0; row < b.rows; ++row) {
                 const auto* g = gates.at(batch, b.first_query + row, head);
@@ -139,9 +161,10 @@ struct HeadMix {
         const int64_t step = rank * kPanel<T>;
         const int64_t before = first_row(b) % kPanel<T>, first = first_row(b) - before;
         const int64_t offset = first_column(b) - before;
-        multiply<T, Into::kScaled>(b.rows, padded<T>(before + width(b)), rank, {gated, padded<T>(rank), 1},
-                                   right_t + first / kPanel<T> * step, step, b.aligned(to) + offset,
-                                   b.aligned_ld, 0, {b.aligned(from) + offset, scale + first});
+        multiply<T, Into::kScaled, Causal::kLagProduct>(
+            b.rows, padded<T>(before + width(b)), rank, {gated, padded<T>(rank), 1},
+            right_t + first / kPanel<T> * step, step, b.aligned(to) + offset, b.aligned_ld,
+            unseen(b) - offset, {b.aligned(from) + offset, scale + first});
         b.mask(to);
     }
 };

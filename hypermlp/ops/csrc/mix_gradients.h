@@ -57,9 +57,9 @@ struct MixSums {
 
   private:
     // Store the slots of one panel. That of the first panel also zeroes the slots that no key reaches.
-    void store(const T* sums, int64_t width, T* to, int64_t slots, const PackedMix<T>& packed, int64_t head,
-               int64_t first) const {
-        T* out = to + head * slots * width;
+    void store(const T* sums, int64_t width, const Strided<T>& to, int64_t slots, const PackedMix<T>& packed,
+               int64_t head, int64_t first) const {
+        T* out = to.at(head, 0);
         if (first == 0) std::fill_n(out + packed.used * width, (slots - packed.used) * width, T(0));
         for (int64_t row = first; row < first + kPanel<T>; ++row) {
             const int64_t slot = packed.slot(row);
@@ -118,17 +118,22 @@ struct HeadMixGrad {
         const int64_t row0 = mix.first_row(b), small = padded<T>(mix.rank), step = b.aligned_ld;
         const View<T> ys = mix.view(b, y), grads = mix.view(b, grad);
         for (int64_t j = 0; j < mix.width(b); j += kPanel<T>) {
+            const int64_t column = mix.first_column(b) + j,
+                          seeing = b.first_seeing(column, column + kPanel<T>);
             const T *own_y = ys.data + j, *own_grad = grads.data + j;
             T* sums = scale + row0 + j;
             auto sum0 = V::load(sums), sum1 = V::load(sums + kLanes<T>);
-            for (int64_t row = 0; row < b.rows; ++row) {
+            for (int64_t row = seeing; row < b.rows; ++row) {
                 sum0 += V::load(own_y + row * step) * V::load(own_grad + row * step);
                 sum1 += V::load(own_y + row * step + kLanes<T>) * V::load(own_grad + row * step + kLanes<T>);
             }
             V::store(sums, sum0);
             V::store(sums + kLanes<T>, sum1);
-            add_in_place<T>(mix.rank, b.rows, {gated, 1, small}, own_grad, step, right + row0 + j, ld);
-            add_in_place<T>(mix.rank, b.rows, {grad_gated, 1, small}, own_y, step, left + row0 + j, ld);
+            const int64_t depth = b.rows - seeing;
+            add_in_place<T>(mix.rank, depth, {gated + seeing * small, 1, small}, own_grad + seeing * step,
+                            step, right + row0 + j, ld);
+            add_in_place<T>(mix.rank, depth, {grad_gated + seeing * small, 1, small}, own_y + seeing * step,
+                            step, left + row0 + j, ld);
         }
     }
 };

@@ -18,8 +18,6 @@ void run_workers(int64_t workers, void (*work)(void* context, int64_t worker), v
 
 namespace {
 
-constexpr int64_t kDecodeQueries = 4;  // up to so many queries, decode() is faster than forward()
-
 // A mix as the schemas list it; `index` is "1" or "2".
 struct MixTensors {
     const char* index;
@@ -103,13 +101,13 @@ std::tuple<Tensor, Tensor> native(const Tensor& q, const Tensor& k, const Tensor
         const MixTensors mix1{"1", diag1, left1, right1, gate1}, mix2{"2", diag2, left2, right2, gate2};
         const Problem<T> p = problem(inputs, q, k, v, mix1, mix2, starts, activation, layout, eps);
         const Tensor out = fresh<T>({p.batch, p.queries, p.heads, p.vo_dim});
-        const Tensor inverse_norm = fresh<T>({p.heads * p.batch, p.queries, 1});
-        const Output<T> output{strided<T>(out), data<T>(inverse_norm)};
+        const Tensor kept = fresh<T>({p.batch, p.queries, p.heads, kept_width(p)});
+        const Output<T> output{strided<T>(out), strided<T>(kept), true};
         if (p.queries <= kDecodeQueries)
             decode<T>(p, output);
         else
             forward<T>(p, output);
-        return {stored(out, q.scalar_type()), inverse_norm};
+        return {stored(out, q.scalar_type()), kept};
     });
 }
 
@@ -124,9 +122,9 @@ class GradientTensors {
     MixGradients<T> add(const MixTensors& mix) {
         MixGradients<T> m;
         if (!mix.diag) return m;
-        m.diag = data<T>(add(*mix.diag));
-        m.left = data<T>(add(*mix.left));
-        m.right = data<T>(add(*mix.right));
+        m.diag = strided<T>(add(*mix.diag));
+        m.left = strided<T>(add(*mix.left));
+        m.right = strided<T>(add(*mix.right));
         m.gate = strided<T>(add(*mix.gate));
         return m;
     }
@@ -140,11 +138,11 @@ class GradientTensors {
     std::vector<ScalarType> dtypes_;
 };
 
-std::vector<Tensor> native_grad(const Tensor& grad_out, const Tensor& inverse_norm, const Tensor& q,
-                                const Tensor& k, const Tensor& v, const Optional& diag1,
-                                const Optional& left1, const Optional& right1, const Optional& gate1,
-                                const Optional& diag2, const Optional& left2, const Optional& right2,
-                                const Optional& gate2, const Optional& starts, const std::string& activation,
+std::vector<Tensor> native_grad(const Tensor& grad_out, const Tensor& kept, const Tensor& q, const Tensor& k,
+                                const Tensor& v, const Optional& diag1, const Optional& left1,
+                                const Optional& right1, const Optional& gate1, const Optional& diag2,
+                                const Optional& left2, const Optional& right2, const Optional& gate2,
+                                const Optional& starts, const std::string& activation,
                                 const std::string& layout, double eps) {
     return with_type(q.scalar_type(), [&](auto zero) {
         using T = decltype(zero);
@@ -152,8 +150,8 @@ std::vector<Tensor> native_grad(const Tensor& grad_out, const Tensor& inverse_no
         const MixTensors mix1{"1", diag1, left1, right1, gate1}, mix2{"2", diag2, left2, right2, gate2};
         const Problem<T> p = problem(inputs, q, k, v, mix1, mix2, starts, activation, layout, eps);
         check_floats("grad_out", grad_out, {p.batch, p.queries, p.heads, p.vo_dim});
-        check_floats("inverse_norm", inverse_norm, {p.heads * p.batch, p.queries, 1});
-        const Saved<T> saved{inputs.source(grad_out), inputs.contiguous(inverse_norm)};
+        check_floats("kept", kept, {p.batch, p.queries, p.heads, kept_width(p)});
+        const Saved<T> saved{inputs.source(grad_out), inputs.strided(kept), p.queries > kDecodeQueries};
         GradientTensors<T> tensors;
         Gradients<T> grads;
         grads.q = strided<T>(tensors.add(q));

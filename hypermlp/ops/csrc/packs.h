@@ -47,6 +47,18 @@ struct Panels {
     }
 };
 
+// Pack `count` tokens of one head, from token `first` on, into panels of the width.
+template <typename T>
+void pack_tokens(const Source<T>& source, int64_t batch, int64_t first, int64_t head, int64_t count,
+                 int64_t width, T* panels) {
+    source.visit([&](const auto& x) {
+        const auto* from = x.at(batch, first, head);
+        using S = std::remove_const_t<std::remove_reference_t<decltype(*from)>>;
+        for (int64_t j = 0; j < width; j += kPanel<T>)
+            pack_panel<T>(count, width, View<S>{from, x.token, 1}, j, panels + j * count);
+    });
+}
+
 // Return `count` rows of one head, from token `first` on, as a matrix: x itself if it is stored in T, a copy
 // in `room`, [count, width], otherwise.
 template <typename T>

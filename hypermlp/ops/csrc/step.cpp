@@ -58,7 +58,7 @@ struct Projection {
 // in for_keys, for_values, k and v.
 template <typename T>
 struct StepBuffers {
-    T *x, *for_keys, *for_values, *q, *k, *v, *gates, *o, *inverse_norm, *register_keys, *out;
+    T *x, *for_keys, *for_values, *q, *k, *v, *gates, *o, *norms, *register_keys, *out;
 
     static constexpr int kCount = 11;
     template <typename S>
@@ -78,8 +78,8 @@ struct StepBuffers {
     }
     template <typename S>
     StepBuffers(const Step<T, S>& s, Arena& arena) {
-        T** const buffers[] = {&x, &for_keys,     &for_values,    &q,  &k, &v, &gates,
-                               &o, &inverse_norm, &register_keys, &out};
+        T** const buffers[] = {&x, &for_keys, &for_values,    &q,  &k, &v, &gates,
+                               &o, &norms,    &register_keys, &out};
         for (int i = 0; i < kCount; ++i) *buffers[i] = arena.take<T>(sizes(s)[i]);
     }
 };
@@ -99,8 +99,10 @@ class LayerStep {
           qk_(p_.branches() * p_.qk_dim),
           vo_(p_.heads * p_.vo_dim),
           own_(s, arena),
-          decode_(prepared(), own_.q, {{own_.o, p_.queries * vo_, vo_, p_.vo_dim}, own_.inverse_norm},
-                  gate(s.output_gate, p_.vo_dim), prefix(), arena) {}
+          decode_(
+              prepared(), own_.q,
+              {{own_.o, p_.queries * vo_, vo_, p_.vo_dim}, {own_.norms, p_.queries * p_.heads, p_.heads, 1}},
+              gate(s.output_gate, p_.vo_dim), prefix(), arena) {}
 
     void run() const {
         constexpr size_t kBefore = 3, kAfter = kBefore + Decode<T>::kPhases;

@@ -83,6 +83,13 @@ struct Strided {
     int64_t batch = 0, token = 0, head = 0;  // strides
 
     T* at(int64_t b, int64_t t, int64_t h = 0) const { return data + b * batch + t * token + h * head; }
+    // Every `step`-th batch item, or head, from `first` on.
+    Strided items(int64_t first, int64_t step) const {
+        return {data + first * batch, batch * step, token, head};
+    }
+    Strided heads(int64_t first, int64_t step) const {
+        return {data + first * head, batch, token, head * step};
+    }
     Strided<const T> read_only() const { return {data, batch, token, head}; }
 };
 
@@ -110,6 +117,14 @@ class Source {
             if (storage_ == kFloat16) return use(typed<Float16>());
         }
         return use(typed<T>());
+    }
+
+    // As in Strided.
+    Source items(int64_t first, int64_t step) const {
+        return visit([&](const auto& x) { return Source(x.items(first, step)); });
+    }
+    Source heads(int64_t first, int64_t step) const {
+        return visit([&](const auto& x) { return Source(x.heads(first, step)); });
     }
 
     // Return the tensor if it is stored in T; one without data otherwise.

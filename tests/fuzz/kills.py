@@ -1,0 +1,74 @@
+"""Trainings that are ended by signals at random times and resumed until they finish.
+
+The weights at the end must be those of the training that was never ended, bit for bit. SIGKILL gives the
+process no chance; after SIGTERM it must save a checkpoint and end with status 0.
+"""
+
+import random
+import shutil
+import signal
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from fuzz import isolated
+from fuzz.core import Case, Finding
+from fuzz.fixtures import CommandPart
+
+STEPS = 6
+MOST_KILLS = 8
+"""After so many, the training runs to its end."""
+
+
+class Kills(CommandPart):
+    name = "kills"
+    limit = 600.0
+    seconds = 120.0
+
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        self._weights: bytes | None = None
+
+    def draw(self, rng: random.Random) -> Case:
+        count, signals = rng.randint(1, MOST_KILLS), ("SIGKILL", "SIGKILL", "SIGTERM")
+        return {"kills": [[round(rng.uniform(0.02, 2.0), 2), rng.choice(signals)] for _ in range(count)]}
+
+    def smaller(self, case):
+        for i in range(len(case["kills"])):
+            yield {"kills": case["kills"][:i] + case["kills"][i + 1 :]}
+
+    def check(self, case):
+        place = Path(tempfile.mkdtemp(dir=self.folder))
+        try:
+            return self._check(case, place)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+    def _check(self, case, place):
+        if self._weights is None:
+            self._weights = self._finish(self.folder / "uninterrupted")
+        counted: Counter[str] = Counter()
+        for seconds, ending in case["kills"]:
+            result = self._train(place, seconds, ending)
+            if result.status != 0 and (ending, result.status) != ("SIGKILL", None):
+                text = f"{result.out[-600:]}\n{result.err[-1800:]}"
+                raise Finding(f"status {result.status} after {ending}", text)
+            counted[f"ended by {ending}"] += result.ended
+            if (place / "run" / "final" / "complete.json").exists():
+                break
+        if self._finish(place) != self._weights:
+            raise Finding("a resumed training has other weights", str(case))
+        counted["trainings"] += 1
+        return counted
+
+    def _train(self, place: Path, seconds: float, ending: str = "SIGKILL") -> isolated.Result:
+        words = ["train", str(self.fixtures.recipe), "--out", str(place / "run"), "--resume"]
+        words += ["--set", f"training.steps={STEPS}"]
+        return isolated.run(words, place / "work", seconds=seconds, ending=getattr(signal, ending))
+
+    def _finish(self, place: Path) -> bytes:
+        """Run or resume the training to its end and return the file of weights."""
+        result = self._train(place, self.seconds)
+        if result.status != 0:
+            raise Finding(f"a training cannot be resumed: status {result.status}", result.err[-2500:])
+        return (place / "run" / "final" / "model.safetensors").read_bytes()
