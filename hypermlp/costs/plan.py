@@ -30,7 +30,10 @@ WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 4, 4, 8  # per parameter: float3
 
 
 class Gpu(NamedTuple):
-    """Vendor datasheet figures."""
+    """Figures as the vendors publish them, written down from memory.
+
+    No datasheet was at hand; compare them with that of your GPU before you rely on a plan.
+    """
 
     flops: float
     """Dense bfloat16 FLOPs per second."""

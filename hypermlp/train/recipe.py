@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 import yaml
 
 from hypermlp.checkpoints import FOLDER, MODELS
@@ -20,9 +19,9 @@ from hypermlp.config import LARGEST_SIZE, is_integer, near_miss, require
 from hypermlp.errors import UserError
 from hypermlp.label import PAPER_ROWS
 from hypermlp.layers.registry import BASELINES, PAPER_NAMES, mixer_name
-from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
+from hypermlp.models import HyperMLPConfig
+from hypermlp.train.matching import MATCH, matched_config
 
-MATCH, MATCH_TOLERANCE = "match_parameters", 0.005
 TOKENIZER_SIZES = {"bytes": 257, "gpt2": 50_257}
 RECIPE_FOLDERS = [
     Path(__file__).parents[level] / "recipes" for level in (1, 2)
@@ -237,32 +236,6 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as nested dictionaries, as in YAML."""
         return dataclasses.asdict(self)
-
-
-def matched_config(settings: dict[str, Any], mixer: str) -> HyperMLPConfig:
-    """Choose the MLP width so that the model has as many parameters as the same model with ``mixer`` and
-    without Canon layers.
-
-    Raise if the closest count is more than MATCH_TOLERANCE away, or if ``settings`` fixes the width.
-    """
-    given = settings.get("intermediate_size")
-    require("model.intermediate_size", given, given is None, f"left out: model.{MATCH} sets it")
-    own_width = int(HyperMLPConfig(**settings).intermediate_size or 0)
-    target = _parameter_count(settings | {"mixer": mixer, "canon": ""})
-    count = _parameter_count(settings)
-    per_column = _parameter_count(settings | {"intermediate_size": own_width + 1}) - count
-    matched = settings | {"intermediate_size": own_width + round((target - count) / per_column)}
-    reachable = f"a mixer whose parameter count ({target:,}) some MLP width reaches; this model has {count:,}"
-    require(f"model.{MATCH}", mixer, matched["intermediate_size"] > 0, reachable)
-    off = abs(_parameter_count(matched) / target - 1)
-    closest = f"{reachable}; the closest width is {off:.1%} off"
-    require(f"model.{MATCH}", mixer, off <= MATCH_TOLERANCE, closest)
-    return HyperMLPConfig(**matched)
-
-
-def _parameter_count(settings: dict[str, Any]) -> int:
-    with torch.device("meta"):
-        return HyperMLPForCausalLM(HyperMLPConfig(**settings)).num_parameters()
 
 
 def find_recipe(name: str) -> Path:
