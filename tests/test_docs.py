@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from hypermlp import tiny
-from hypermlp.bench import efficiency, lm, op
+from hypermlp.bench import efficiency, lm, op, window
 from hypermlp.cli import main
+from hypermlp.evals.positions import KIND, position_table
+from hypermlp.evals.recall import SUITE, recall_table
 from hypermlp.evals.table import score_table
 from hypermlp.jobs.cells import recorded
 from hypermlp.layers.registry import BASELINES, chosen_mixers
@@ -102,6 +104,19 @@ def test_training_tables(record):
     assert lm.throughput_table(rows).markdown() in (ROOT / "docs" / "performance.md").read_text(), (
         f"docs/performance.md does not show docs/results/{record}"
     )
+
+
+def test_tables_of_long_contexts():
+    folder, text = ROOT / "docs" / "results" / "long-context", (ROOT / "docs" / "long-context.md").read_text()
+    recalled = read_record(folder / "recall-length.json", SUITE)["results"]
+    assert recall_table(recalled).markdown() in text, "docs/long-context.md does not show recall-length.json"
+    windows = read_record(folder / "bench-window.json", "bench-window")["results"]
+    assert window.table(windows).markdown() in text, "docs/long-context.md does not show bench-window.json"
+    records = [read_record(path) for path in sorted(folder.glob("*.json"))]
+    rows = [row for record in records if record["kind"] == KIND for row in record["results"]]
+    assert len(rows) >= 20
+    for line in position_table(rows, 128).markdown().splitlines():
+        assert line in text, f"docs/long-context.md does not show {line}"
 
 
 def test_mad_tables():

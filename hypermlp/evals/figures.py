@@ -73,7 +73,7 @@ def write_position_figure(rows: list[dict[str, Any]], path: Path) -> Iterator[Pa
     """
     if not rows:
         raise UserError("there is no loss by position to draw; give records of `hypermlp eval --by-position`")
-    figure = new_figure(6.4, 4.0)
+    figure = new_figure(7.2, 3.6)
     axes = figure.add_subplot()
     curves = curves_of(rows)
     models = list(dict.fromkeys(curve.model for curve in curves))
@@ -94,8 +94,8 @@ def write_position_figure(rows: list[dict[str, Any]], path: Path) -> Iterator[Pa
     axes.set_xticks(shown, [f"{tick:g}" for tick in shown])
     lowest = min(min(curve.mean) for curve in curves)
     axes.set(
-        xlabel="position", ylabel="loss", xlim=(context / 10, last), ylim=(lowest - 0.05, lowest + HIGHEST)
+        xlabel="position", ylabel="loss", xlim=(context / 4, last), ylim=(lowest - 0.05, lowest + HIGHEST)
     )
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize=6.5, loc="upper left")
+    axes.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     yield from save(figure, path.parent, path.name)

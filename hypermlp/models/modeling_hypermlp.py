@@ -131,8 +131,8 @@ class HyperMLPPreTrainedModel(PreTrainedModel):
         Args:
             n: the new context, at least every ``sliding_window``; a shorter one drops the last slots.
             method: the parameters of added slots, and of added learned positions: "repeat", the default,
-                takes those of the far half again and again (of L old slots, the i-th new one takes slot h +
-                i mod (L - h), with h = L // 2), "mean" the mean of the last 32, "zero" zeros.
+                takes the far half again and again (of L old slots, the i-th new one takes slot h + i mod
+                (L - h), with h = L // 2), "log-lag" stretches it, "mean" averages the last 32, "zero" is 0.
             rope_type: "ntk" or "yarn" also scales the rotary frequencies of labels with the letter p.
 
         Raises:
