@@ -173,10 +173,10 @@ def _differs(good: Path, copy: Path) -> bool:
 def damage_file(target: Path, damage: dict) -> str:
     """Damage one file of a folder, or the file itself, and return what was done."""
     rng = random.Random(damage["seed"])
-    files = sorted(path for path in target.rglob("*") if path.is_file()) if target.is_dir() else [target]
+    files = sorted(path for path in (target, *target.rglob("*")) if path.is_file())
     named = [path for path in files if path.name == damage.get("name")]
     files = named or files
-    if not files or files[0].is_dir():  # an earlier damage left no file
+    if not files:  # an earlier damage left no file
         return "nothing"
     path = files[damage["file"] % len(files)]
     way, content = damage["way"], bytearray(path.read_bytes())
