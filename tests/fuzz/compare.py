@@ -19,7 +19,7 @@ TIGHT = 1e-10
 PLAIN_FACTOR = 2.0
 ROUNDINGS = 4
 NOISE_FACTOR = 16.0
-NOISE_RUNS = 2
+NOISE_RUNS = 3
 BY_POSITION = {"output": 2, "q": 2, "k": 2, "v": 2, "mix1.gate": 2, "mix2.gate": 2}
 """Leading dimensions over which a tensor is judged by position; the others are judged as a whole."""
 

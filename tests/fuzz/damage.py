@@ -8,7 +8,6 @@ import json
 import random
 import re
 import shutil
-import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -105,14 +104,7 @@ class Damage(CommandPart):
         if len(case["damages"]) > 1:
             yield from (case | {"damages": [damage]} for damage in case["damages"])
 
-    def check(self, case):
-        place = Path(tempfile.mkdtemp(dir=self.folder))
-        try:
-            return self._check(case, place)
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
-
-    def _check(self, case, place):
+    def check_in(self, case, place):
         paths = self._copy(place)
         target = {"checkpoint": paths["RUN"] / "checkpoint-2", "data": next(paths["DATA"].glob("*/"))}
         target |= {"run": paths["RUN"], "recipe": paths["RECIPE"], "records": paths["RECORDS"]}
