@@ -8,7 +8,6 @@ import json
 import random
 import re
 import shutil
-import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -105,14 +104,7 @@ class Damage(CommandPart):
         if len(case["damages"]) > 1:
             yield from (case | {"damages": [damage]} for damage in case["damages"])
 
-    def check(self, case):
-        place = Path(tempfile.mkdtemp(dir=self.folder))
-        try:
-            return self._check(case, place)
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
-
-    def _check(self, case, place):
+    def check_in(self, case, place):
         paths = self._copy(place)
         target = {"checkpoint": paths["RUN"] / "checkpoint-2", "data": next(paths["DATA"].glob("*/"))}
         target |= {"run": paths["RUN"], "recipe": paths["RECIPE"], "records": paths["RECORDS"]}
@@ -173,10 +165,10 @@ def _differs(good: Path, copy: Path) -> bool:
 def damage_file(target: Path, damage: dict) -> str:
     """Damage one file of a folder, or the file itself, and return what was done."""
     rng = random.Random(damage["seed"])
-    files = sorted(path for path in target.rglob("*") if path.is_file()) if target.is_dir() else [target]
+    files = sorted(path for path in (target, *target.rglob("*")) if path.is_file())
     named = [path for path in files if path.name == damage.get("name")]
     files = named or files
-    if not files or files[0].is_dir():  # an earlier damage left no file
+    if not files:  # an earlier damage left no file
         return "nothing"
     path = files[damage["file"] % len(files)]
     way, content = damage["way"], bytearray(path.read_bytes())

@@ -2,12 +2,14 @@
 
 import json
 import shutil
+import tempfile
+from collections import Counter
 from pathlib import Path
 
 import yaml
 
 from fuzz import isolated
-from fuzz.core import Finding, Part
+from fuzz.core import Case, Finding, Part
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 RECIPE = {
@@ -61,6 +63,17 @@ class CommandPart(Part):
         if self._fixtures is None:
             self._fixtures = Fixtures(self.folder / "fixtures")
         return self._fixtures
+
+    def check(self, case):
+        place = Path(tempfile.mkdtemp(dir=self.folder))
+        try:
+            return self.check_in(case, place)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+    def check_in(self, case: Case, place: Path) -> Counter[str]:
+        """Do what ``check`` does, with a folder that is removed afterwards."""
+        raise NotImplementedError
 
     def close(self):
         isolated.close()

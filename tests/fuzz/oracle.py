@@ -168,7 +168,8 @@ class Query:
         """Return ``[H, Dv]``."""
         if self.empty:
             return np.zeros(self.inputs.v.shape[2:])
-        return np.einsum("hn,nhd->hd", self.w, self.values)
+        terms = np.einsum("hn,nhd->hd", np.abs(self.w), np.abs(self.values))
+        return self.noise(np.einsum("hn,nhd->hd", self.w, self.values), terms)
 
     def add_gradients(self, do, grads, extremes=None):
         """Add this query's part of all gradients; ``do``: ``[H, Dv]``, the gradient of its output."""
