@@ -172,9 +172,12 @@ void check_gradients(Data data, Activation activation, Layout layout, const int6
     g.q = strided(grads[Data::kQ].data(), kQueries, data.branches, kWidth);
     g.k = strided(grads[Data::kK].data(), kKeys, data.branches, kWidth);
     g.v = strided(grads[Data::kV].data(), kKeys, kHeads, kOut);
-    g.mix1 = {grads[Data::kDiag1].data(), grads[Data::kLeft1].data(), grads[Data::kRight1].data(),
+    const auto by_slots = [&](int index, int64_t width) {
+        return Strided<double>{grads[index].data(), kSlots * width, width};
+    };
+    g.mix1 = {by_slots(Data::kDiag1, 1), by_slots(Data::kLeft1, kRank), by_slots(Data::kRight1, kRank),
               strided(grads[Data::kGate1].data(), kQueries, data.branches, kRank)};
-    g.mix2 = {grads[Data::kDiag2].data(), grads[Data::kLeft2].data(), grads[Data::kRight2].data(),
+    g.mix2 = {by_slots(Data::kDiag2, 1), by_slots(Data::kLeft2, kRank), by_slots(Data::kRight2, kRank),
               strided(grads[Data::kGate2].data(), kQueries, kHeads, kRank)};
     const double* rows = grad_out.data();
     hypermlp::backward<double>(
