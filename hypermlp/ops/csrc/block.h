@@ -108,7 +108,7 @@ int64_t block_end(const Problem<T>& p, int64_t block_rows, int64_t batch, int64_
 inline int64_t block_rows(int64_t keys) {
     if (keys <= 128) return 36;
     if (keys <= 1536) return 66;
-    return keys <= 4096 ? 96 : 42;
+    return keys <= 4096 ? 96 : 48;
 }
 
 }  // namespace hypermlp

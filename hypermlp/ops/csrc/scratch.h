@@ -99,9 +99,9 @@ class Scratch {
         if (epoch_ != meter.epoch || bytes > size_) {
             release();
             const size_t align = bytes < kHugePage ? Arena::kAlign : kHugePage;
-            bytes = (bytes + align - 1) / align * align;
-            memory_ = static_cast<char*>(std::aligned_alloc(align, bytes));
-            if (memory_ == nullptr) throw std::bad_alloc();
+            void* memory = nullptr;
+            if (posix_memalign(&memory, align, bytes) != 0) throw std::bad_alloc();
+            memory_ = static_cast<char*>(memory);
             size_ = bytes;
             epoch_ = meter.epoch;
             meter.add(static_cast<int64_t>(bytes));
