@@ -107,6 +107,11 @@ def test_search_from_the_disk(chromium):
     view.keyboard.press("Control+k")
     box = view.get_by_placeholder("Search").first
     box.wait_for()
+    result = view.locator("a[href*='long-context']").filter(has_text="Sliding windows")
+    assert result.count() == 0, "the page has the link without a search"
     box.fill("sliding window")
-    view.get_by_text("Sliding windows").first.wait_for(timeout=10_000)
+    result.first.wait_for(timeout=10_000)
+    result.first.click()
+    assert "/long-context.html" in view.url
+    assert "Beyond the context" in view.locator("h1").first.inner_text()
     context.close()
