@@ -162,13 +162,12 @@ def test_packed_documents_are_separate(label, backend):
     assert_packed_documents_are_separate(build(label, backend))
 
 
-@every_pair
-def test_a_window_runs_past_max_length(label, backend):
-    """Each position sees the last four only.
+def assert_a_window_runs_past_max_length(layer):
+    """Compare windows of four positions, in one call, in chunks and each alone.
 
-    Without a convolution that equals a layer that is given only those.
+    A convolution reaches further back than the window, so a layer with one is not given its windows alone.
     """
-    layer, x = build(label, backend, max_length=4), data()
+    x = data()
     starts = (torch.arange(LENGTH) - 3).clamp(min=0).expand(2, -1)
     with torch.no_grad():
         windowed = layer(x, starts=starts)
@@ -176,6 +175,11 @@ def test_a_window_runs_past_max_length(label, backend):
         if not layer.config.conv:
             for t in range(LENGTH):
                 assert_close(windowed[:, t], layer(x[:, max(0, t - 3) : t + 1])[:, -1], tolerance=TIGHT)
+
+
+@every_pair
+def test_a_window_runs_past_max_length(label, backend):
+    assert_a_window_runs_past_max_length(build(label, backend, max_length=4))
 
 
 @pytest.mark.parametrize("backend", ["native", "blocked", "reference", "native, 1 thread"], indirect=True)

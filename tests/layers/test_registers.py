@@ -13,6 +13,7 @@ from tests.layers.test_contract import (
     LABELS,
     LENGTH,
     TIGHT,
+    assert_a_window_runs_past_max_length,
     assert_all_close,
     assert_packed_documents_are_separate,
     data,
@@ -98,14 +99,7 @@ def test_packed_documents_each_have_their_own(layer):
 
 @pytest.mark.parametrize("label", LABELS)
 def test_a_window_keeps_them_behind_its_oldest_position(label):
-    layer, x = build(label, max_length=4), data()
-    starts = (torch.arange(LENGTH) - 3).clamp(min=0).expand(2, -1)
-    with torch.no_grad():
-        windowed = layer(x, starts=starts)
-        assert_close(in_chunks(layer, x, [3] + [1] * 8, starts), windowed, tolerance=TIGHT)
-        if not layer.config.conv:
-            for t in range(LENGTH):
-                assert_close(windowed[:, t], layer(x[:, max(0, t - 3) : t + 1])[:, -1], tolerance=TIGHT)
+    assert_a_window_runs_past_max_length(build(label, max_length=4))
 
 
 def test_nothing_visible_gives_nothing(layer):
