@@ -1,4 +1,4 @@
-# On a fresh machine `make demo` and `make test` do everything: environment, installation, and then theirs.
+# On a fresh machine `make demo` and `make test` do everything: they make the environment, install, and run.
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3

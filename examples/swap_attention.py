@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from hypermlp import HyperGLU
 
 WIDTH, LAYERS, HEADS, CONTEXT, BATCH = 128, 2, 2, 128, 16
-RATES = {"attention": 4e-3, "HyperGLU": 8e-3}  # HyperGLU likes a higher rate
+RATES = {"attention": 4e-3, "HyperGLU": 8e-3}  # HyperGLU trains best at a higher rate
 
 
 class Attention(nn.Module):
@@ -48,7 +48,7 @@ class GPT(nn.Module):
     def __init__(self, name: str):
         super().__init__()
         self.tokens = nn.Embedding(256, WIDTH)
-        # Attention needs to be told the positions. HyperGLU learns them with its mixing along the sequence.
+        # Attention needs positional embeddings. HyperGLU learns them with its mixing along the sequence.
         self.positions = nn.Parameter(torch.zeros(CONTEXT, WIDTH)) if name == "attention" else None
         make = (
             Attention if name == "attention" else lambda: HyperGLU(WIDTH, max_length=CONTEXT)

@@ -48,7 +48,7 @@ MISTAKE = "from hypermlp.ops import hyper_attention\n\nhyper_attention(1, 2, 3)\
 
 @pytest.mark.slow
 def test_a_program_of_a_user_is_checked(tmp_path):
-    """As in an installation, only the user's files are reported, not the package's."""
+    """Only the user's files are reported, not the package's, as in an installation."""
     for name, text in {"program.py": PROGRAM, "mistake.py": MISTAKE}.items():
         (tmp_path / name).write_text(text)
     options = ["--strict", "--config-file=", "--no-incremental", "--follow-imports=silent"]

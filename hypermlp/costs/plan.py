@@ -58,7 +58,7 @@ GPUS = {
 
 FLOAT32_PARTS = {  # parts of the operator that a backend multiplies in float32, in bfloat16 training too
     "blocked": ("mix1", "mix2"),
-    "triton": ("scores", "mix1", "mix2", "readout"),
+    "triton": ("mix1", "mix2"),
 }
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from hypermlp.ops.library import Operator, call, define, differentiate, refuse_transforms
 
 ConvPair = Callable[[Tensor, Tensor, Tensor, int, Tensor | None], tuple[Tensor, Tensor]]
-"""From x, both weights, T and reach (see ``causal_conv_pair``), return both outputs."""
+"""Return both outputs, from x, both weights, T and reach (see ``causal_conv_pair``)."""
 
 
 def _compute_dtype(x: Tensor, weight: Tensor) -> torch.dtype:

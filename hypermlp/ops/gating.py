@@ -20,8 +20,9 @@ class Gating(NamedTuple):
     """How a backend computes the gates."""
 
     gate_queries: Callable[[Tensor, Tensor, list[int]], list[Tensor]]
-    """From logits ``[..., W]``, queries ``[..., sizes[0]]`` and the columns of the gates of the query, the
-    output and both mixes (0 for an absent one), return the gated queries and the other three gates."""
+    """Return the gated queries and the other three gates, from logits ``[..., W]``, queries
+    ``[..., sizes[0]]`` and the numbers of columns of the gates of the query, the output and both mixes (0 for
+    an absent one)."""
     gate_output: Callable[[Tensor, Tensor], Tensor]
     """Return the product of two tensors of one shape."""
 

@@ -18,7 +18,7 @@ from hypermlp.ops.arguments import FLAT_SCHEMA, Attention
 Forward = Callable[[Attention], tuple[Tensor, Tensor]]
 """Return the output ``[B, Tq, H, Dv]`` and 1/rho ``[H * B, Tq, 1]``."""
 Backward = Callable[..., list[Tensor]]
-"""From the gradient of the output, 1/rho and the arguments, return a gradient for each present tensor. A
+"""Return a gradient for each present tensor, from the gradient of the output, 1/rho and the arguments. A
 backend that keeps its output gets it before 1/rho."""
 Operator = Callable[..., Any]
 

@@ -85,8 +85,8 @@ def scratch_peak() -> int:
     """Return the peak of the CPU kernels' scratch memory in bytes since the last call, and reset it.
 
     The number is the sum over all threads. Each thread keeps its scratch memory between calls of the
-    operator; after this call it frees that memory when it next runs a kernel. PyTorch's allocator does not
-    count it.
+    operator, up to HYPERMLP_SCRATCH_MB; after this call it frees that memory when it next runs a kernel.
+    PyTorch's allocator does not count it.
 
     Raises:
         BuildError: if the kernels of backend "native" cannot be built or loaded.

@@ -101,7 +101,7 @@ SIZES = {
         claimed_seeds=(4,),
         loss="validation",
         mad="mini",
-        about="models of a million parameters on Python's source, MAD's mini grid: a night on two cores",
+        about="models of a million parameters, MAD's mini grid: eleven core hours, and as many for MAD",
     ),
     "headline": Size(
         recipe="cpu-mini",

@@ -66,8 +66,9 @@ class TrainingSettings:
     batch_tokens: int
     """Tokens in one optimizer step, over all processes and accumulated micro-batches."""
     learning_rate: float
-    """Learning rate at the end of the warm-up. In YAML and --set also a mapping from mixers (or "default") to
-    rates: the rate of model.mixer is used, or that of "default" if the mixer has none or is a list."""
+    """Learning rate at the end of the warm-up. In YAML and --set also a mapping from mixers, patterns such as
+    "G-*", or "default" to rates: the rate of model.mixer is used, or that of the longest matching pattern, or
+    that of "default" if there is none or model.mixer is a list."""
     micro_batch: int = 8
     """Sequences in one forward pass of one process; gradients are accumulated up to batch_tokens."""
     min_learning_rate: float = 0.0

@@ -62,7 +62,7 @@ def test_a_name_that_is_not_text_can_be_printed(monkeypatch, capfd):
 @pytest.mark.thorough
 @pytest.mark.parametrize("command", ["train demo", "sample x", "plan demo", "demo", "flops demo", "serve x"])
 def test_a_missing_package_is_named_with_its_extra(command):
-    """As after a plain `pip install .`: nothing but torch, numpy and safetensors."""
+    """After a plain `pip install .` there is nothing but torch, numpy and safetensors."""
     code = (
         "import sys\n"
         "for name in ('transformers', 'tokenizers', 'datasets', 'accelerate', 'rich', 'yaml', 'filelock',"

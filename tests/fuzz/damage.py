@@ -217,7 +217,7 @@ def damage_json(path: Path, rng: random.Random) -> str:
                 if path.suffix == ".jsonl"
                 else json.loads(text)
             )
-    except ValueError:
+    except (ValueError, yaml.YAMLError):  # an earlier damage left no such text
         return "unchanged"
     holder = [tree]
     parent, key = holder, 0

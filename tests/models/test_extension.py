@@ -68,7 +68,7 @@ def test_what_added_slots_hold():
 @pytest.mark.parametrize("kind", ["ntk", "yarn"])
 @torch.no_grad()
 def test_rotary_frequencies_are_scaled_with_the_context(kind, ids, tmp_path):
-    """By the new context over the trained one, also in two goes; saved with the model."""
+    """The factor is the new context over the trained one, also in two steps, and is saved with the model."""
     model = build("S-p", max_position_embeddings=OLD)
     before = model(ids).logits
     model.extend_context(2 * OLD, rope_type=kind).extend_context(4 * OLD, rope_type=kind)

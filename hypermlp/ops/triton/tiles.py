@@ -22,14 +22,14 @@ TILES = {
     "parameters_scalar": Tile(32, 32, 4, 1),  # stride 1: a pipeline would need too many registers
 }
 HIGH_RANK_TILES = TILES | {"activate_backward": Tile(16, 32, 2)}
-"""For ranks beyond 16: more warps share the registers."""
+"""Tiles for ranks above 16: more warps share the registers."""
 FLOAT32_TILES = TILES | {
     "activate": Tile(16, 32, 2),
     "finish": Tile(32, 32, 4),
     "project": Tile(16, 32, 2),
     "activate_backward": Tile(16, 32, 4),
 }
-"""For products that no matrix unit computes: more warps share them, too."""
+"""Tiles for products that no matrix unit computes: more warps share them, too."""
 
 
 def choose_tiles(rank: int, precision: str) -> dict[str, Tile]:
