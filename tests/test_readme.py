@@ -8,7 +8,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
-GUIDES = ("getting-started", "layer", "language-model", "inspect", "baselines")
+GUIDES = ("getting-started", "layer", "language-model", "inspect", "baselines", "long-context")
 DOCUMENTS = ("README.md", *(f"docs/{name}.md" for name in GUIDES))
 BLOCKS = {
     f"{document} {number}": block
