@@ -146,6 +146,18 @@ def test_float16_does_not_overflow(activation):
         assert_close(a, e, tolerance=0.02, floor=FLOOR, what=name)
 
 
+def test_strong_mixes_do_not_overflow_in_float16():
+    """Each mix enlarges the gradients much, which the stored gradient of the scores must allow for."""
+    case = Case("relu", queries=10, keys=10)
+    inputs = case.inputs(torch.float16)
+    mixes = (mix._replace(left=100 * mix.left, right=100 * mix.right) for mix in inputs[3:5])
+    strong = inputs._replace(**dict(zip(("mix1", "mix2"), mixes, strict=True)))
+    expected = run(case, strong.to(torch.float64), backend="reference", cotangent_scale=2.0**-6)
+    assert max(x.abs().max() for x in expected) < 65504
+    for name, a, e in zip(case.names(), run(case, strong, cotangent_scale=2.0**-6), expected, strict=True):
+        assert_close(a, e, tolerance=0.02, floor=FLOOR, what=name)
+
+
 @pytest.mark.slow
 def test_small_gradients_do_not_vanish_in_float16():
     case = Case(queries=10, keys=10)

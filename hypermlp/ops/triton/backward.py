@@ -157,19 +157,30 @@ def backward(grad_out: Tensor, out: Tensor, saved: Tensor, arguments: Attention)
 
 
 def _row_factors(problem: Problem, grad: Tensor, inverse_norm: Tensor, sums1: Tensor) -> RowFactors:
-    """The gradient of a row's gate scores is of the order of the output's gradient times the weights' factor
-    over rho, that of its scale scores of the order of the output's gradient. Rows of q must not overflow
-    either.
+    """Return factors of about the size of the rows.
+
+    The gradient of a row's gate scores is of the order of the output's gradient times the weights' factor
+    over rho, that of its scale scores of the order of the output's gradient; both mixes enlarge them. Rows of
+    q must not overflow either.
     """
     norms = torch.linalg.vector_norm(grad, dim=-1)
     norms = norms.masked_fill(norms == 0, 1)
     weights = 1 / weight_scale(sums1, problem) if problem.glu else None
     gate = norms * inverse_norm
     branches = [gate] if weights is None else [gate * weights, norms]
-    batch = problem.geometry.batch
-    expected = torch.stack([x.unflatten(0, (batch, -1)) for x in branches], dim=1).flatten(0, 2)
+    batch, heads = problem.geometry.batch, problem.geometry.heads
+    expected = torch.stack([x.unflatten(0, (batch, heads)) for x in branches], dim=1)
+    for mix in (problem.mix1, problem.mix2):
+        if mix is not None:
+            expected = expected * _gain(mix).view(-1, heads, 1)
     lengths = torch.linalg.vector_norm(problem.q, dim=-1, dtype=problem.score_dtype)
-    return RowFactors(torch.minimum(expected, LONGEST / lengths), weights)
+    return RowFactors(torch.minimum(expected.flatten(0, 2), LONGEST / lengths), weights)
+
+
+def _gain(mix: Mix) -> Tensor:
+    """Return by how much the mix of each head enlarges a row, about: the root mean square of its slots."""
+    diag, left, right = (x.float().square() for x in mix[:3])
+    return 1 + diag.mean(1).sqrt() + (left.mean((1, 2)) * right.sum((1, 2))).sqrt()
 
 
 def _gradient_arguments(
