@@ -66,6 +66,8 @@ class Size:
         return seeds[: dict(self.fewer_seeds).get(row)]
 
 
+# Where a row's rate was not tuned; the recipe has rates by mixer.
+ONE_RATE = ("training.learning_rate=2e-3", "training.min_learning_rate=2e-4")
 SIZES = {
     "smoke": Size(
         recipe="cpu-mini",
@@ -81,6 +83,7 @@ SIZES = {
             "training.eval_every=1",
             "training.eval_sequences=4",
             "training.save_every=1",
+            *ONE_RATE,
         ),
         seeds=(1,),
         loss="validation",
@@ -95,6 +98,7 @@ SIZES = {
             "training.batch_tokens=4096",
             "training.micro_batch=16",
             "training.eval_every=50",
+            *ONE_RATE,
         ),
         rates=(4e-3, 8e-3, 1.6e-2),
         seeds=(2, 3),
