@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hypermlp import tiny
-from hypermlp.bench import efficiency, lm, op, window
+from hypermlp.bench import efficiency, goals, lm, op, window
 from hypermlp.cli import main
 from hypermlp.evals.positions import KIND, position_table
 from hypermlp.evals.recall import SUITE, recall_table
@@ -193,6 +193,11 @@ def test_what_the_large_runs_need(recipe, capsys):
     assert needs in (ROOT / "docs" / "train.md").read_text(), (
         f"docs/train.md does not show `hypermlp plan {recipe} --count 8`"
     )
+
+
+def test_the_goals_of_the_kernels():
+    rows = read_record(ROOT / "docs" / "results" / "bench-goals.json", "bench-goals")["results"]
+    assert goals.table(rows).markdown() in (ROOT / "docs" / "performance.md").read_text()
 
 
 def test_costs_of_baselines():
