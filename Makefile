@@ -73,7 +73,7 @@ fuzz: $(STAMP)
 
 # Run the native kernels under the address and undefined-behaviour sanitizers of g++, over the shapes of the contract.
 # TESTS="-k ..." restricts it.
-SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g
+SANITIZERS := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g
 SANITIZED := tests/ops/test_native.py tests/ops/test_native_parallel.py tests/ops/test_contract.py tests/layers
 TESTS ?= -k "not compile and not blocked and not reference"
 sanitize: export CXX := g++

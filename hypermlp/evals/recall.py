@@ -18,7 +18,7 @@ from hypermlp import mad
 from hypermlp.evals.variants import Variant
 from hypermlp.layers.registry import mixer_name
 from hypermlp.mad.protocol import Training
-from hypermlp.mad.training import evaluate, rate_at, train_step
+from hypermlp.mad.training import evaluate, train_step
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
 from hypermlp.reporting.table import Table
 from hypermlp.train.corpus import documents
@@ -30,7 +30,7 @@ SEED = 1
 TIMES = (1, 2, 4, 8)
 MIXERS = (
     *("HyperGLU@zero", "HyperGLU@mean", "HyperGLU@repeat", "HyperGLU@log-lag", "HyperGLU@window"),
-    *("S-pc", "S-pc@ntk", "S-pc@yarn", "S-pc@window", "S-p", "S-p@ntk", "S-p@yarn", "gated-deltanet"),
+    *("S-pc", "S-pc@ntk", "S-pc@yarn", "S-pc@window", "S-p", "S-p@ntk", "S-p@yarn", "S", "gated-deltanet"),
 )
 MODEL: dict[str, Any] = {
     "hidden_size": 64,
@@ -38,7 +38,8 @@ MODEL: dict[str, Any] = {
     "intermediate_size": 160,
     "block": "llama",
 }
-HOW: dict[str, Any] = {"epochs": 1, "schedule": "cosine", "precision": "float32"}
+RATE = 2e-3  # constant after a warm-up of EVERY steps
+HOW: dict[str, Any] = {"epochs": 1, "schedule": "constant", "precision": "float32"}
 QUESTIONS, EVERY, SOLVED = 256, 50, 0.995
 Row = dict[str, Any]
 
@@ -106,8 +107,8 @@ def _code(test: bool) -> NDArray[np.uint8]:
 
 
 TASKS = {
-    "recall": RecallTask("MAD's in-context recall", 16, 32, 400, mad_recall),
-    "needle": RecallTask("needle in source code", 256, 64, 400, needle),
+    "recall": RecallTask("MAD's in-context recall", 16, 128, 1000, mad_recall),
+    "needle": RecallTask("needle in source code", 256, 64, 1000, needle),
 }
 
 
@@ -128,15 +129,13 @@ def train(task: RecallTask, mixer: str, *, steps: int, tell: Callable[[str], Non
     torch.manual_seed(SEED)
     sizes = MODEL | {"vocab_size": task.vocab_size, "max_position_embeddings": task.length}
     model = Logits(HyperMLPForCausalLM(HyperMLPConfig(mixer=mixer, **sizes)))
-    rate = 4e-3 if mixer == mixer_name("HyperGLU") else 2e-3
-    training = Training(batch_size=64, learning_rate=rate, weight_decay=0.1, **HOW)
-    optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=training.weight_decay)
+    training = Training(batch_size=64, learning_rate=RATE, weight_decay=0.1, **HOW)
+    optimizer = torch.optim.AdamW(model.parameters(), RATE, weight_decay=training.weight_decay)
     test = task.draw(QUESTIONS, task.length, np.random.default_rng([SEED, 1]), True)
     stream, began, accuracy, done = np.random.default_rng([SEED, 0]), time.monotonic(), 0.0, 0
     for done in range(1, steps + 1):
         x, y = task.draw(training.batch_size, task.length, stream, False)
-        warm = min(1.0, done / EVERY)
-        train_step(model, optimizer, x, y, warm * rate_at(done / steps, training), training)
+        train_step(model, optimizer, x, y, RATE * min(1.0, done / EVERY), training)
         if done % EVERY == 0 or done == steps:
             accuracy = evaluate(model, *test, done, training).micro
             tell(f"{mixer}: {task.title}, step {done}/{steps}, {accuracy:.1%}")
