@@ -2,6 +2,7 @@
 
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from hypermlp.commands.shared import (
@@ -115,6 +116,11 @@ def _harness(args: Args) -> None:
         print(f"the data of suite {args.suite} is downloaded")
         return
     _require_checkpoints(args)
+    for name in args.checkpoints:
+        if "@" in name and not Path(name).exists():
+            raise UserError(
+                f"{name!r} names a variant; variants need --by-position or --suite {recall.SUITE}"
+            )
     check_device(args.device)
     for folder in filter(is_local, args.checkpoints):
         model_folder(folder)  # raises if it has no model

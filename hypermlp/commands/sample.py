@@ -70,8 +70,8 @@ def stream(model: Any, tokenizer: Any, prompt: str, tokens: int | None, settings
     if not model.is_endless and given + (tokens or 1) > context:
         raise UserError(
             f"{given} tokens of prompt and {tokens or 1} new ones are too many; "
-            f"the model's context has {context}. To go on, train a model with model.sliding_window, or "
-            "extend the context with `hypermlp extend`"
+            f"the model's context has {context}. To go on, extend the context with "
+            "`hypermlp extend`, or train a model with model.sliding_window (docs/long-context.md)"
         )
     room = USUAL if model.is_endless else min(USUAL, context - given)
     began = time.perf_counter()

@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 
 from hypermlp.config import ROPE_TYPES, is_integer, require
+from hypermlp.errors import UserError
 from hypermlp.layers.base import SequenceMixer
 from hypermlp.layers.resizing import check_method, resize_
 from hypermlp.models.configuration_hypermlp import ROPE_SCALING, HyperMLPConfig, has_rope
@@ -33,6 +34,12 @@ def extend_context_(model: Any, n: int, method: str, rope_type: str | None) -> N
     require("n", n, is_integer(n) and n > 0, "a positive integer: the number of positions")
     check_method(method)
     changed = copy.copy(model.config)
+    window = max((each for each in changed.windows if each is not None), default=0)
+    if n < window:
+        raise UserError(
+            f"n is {n}, a context shorter than the sliding window of {window}; load the model with a smaller "
+            "sliding_window first, or with None"
+        )
     if rope_type is not None:
         scale_rope_(changed, int(n), rope_type)
     changed.max_position_embeddings = int(n)

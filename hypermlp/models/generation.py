@@ -80,7 +80,9 @@ class Generation:
             return prepared
         prompt = inputs_tensor.shape[1]
         last = context - prompt + input_ids_length  # a prompt of embeddings does not count in max_length
-        windows = "" if self.config.learned_positions else "load the model with a sliding_window, or "
+        some = any(window is not None for window in self.config.windows)
+        windows = "a sliding_window in every layer" if some else "a sliding_window"
+        windows = "" if self.config.learned_positions else f"load the model with {windows}, or "
         ways = f"{windows}extend the context: model.extend_context({max(prompt + 1, prepared.max_length)})"
         if prompt >= context:
             raise UserError(

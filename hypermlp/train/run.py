@@ -9,7 +9,7 @@ from pathlib import Path
 import transformers
 
 from hypermlp.errors import UserError
-from hypermlp.models import HyperMLPForCausalLM
+from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
 from hypermlp.models.loading import model_folder, newest_complete, our_config, problem, step_of
 from hypermlp.models.memory import require_memory
 from hypermlp.train.data import SPLITS, PreparedData, Sequences, prepare
@@ -37,8 +37,9 @@ def build_model(recipe: Recipe, prepared: PreparedData, init_from: str | None) -
         init_from = str(model_folder(init_from))
     except UserError as error:
         raise UserError(f"--init-from: {error}") from error
-    context, stored = config.max_position_embeddings, our_config(init_from).max_position_embeddings
-    config.max_position_embeddings = stored
+    saved, context = our_config(init_from), config.max_position_embeddings
+    stored = config.max_position_embeddings = saved.max_position_embeddings
+    _check_initial(config, saved, recipe, init_from)
     try:
         model = HyperMLPForCausalLM.from_pretrained(init_from, config=config)
     except RuntimeError as error:
@@ -48,6 +49,20 @@ def build_model(recipe: Recipe, prepared: PreparedData, init_from: str | None) -
         if is_main_process():
             print(f"{init_from} has a context of {stored}; it now has one of {context}", flush=True)
     return model
+
+
+def _check_initial(config: HyperMLPConfig, saved: HyperMLPConfig, recipe: Recipe, init_from: str) -> None:
+    """Refuse another width of the MLP, and say which settings without weights the recipe changes."""
+    widths = config.intermediate_size, saved.intermediate_size
+    if recipe.model.get("match_parameters") and widths[0] != widths[1]:
+        raise UserError(
+            f"model.match_parameters gives an MLP of width {widths[0]} at this context; {init_from} has "
+            f"{widths[1]}: pass --set model.match_parameters=null --set model.intermediate_size={widths[1]}"
+        )
+    for name in ("sliding_window", "rope_type", "rope_factor"):
+        ours, theirs = getattr(config, name), getattr(saved, name)
+        if ours != theirs and is_main_process():
+            print(f"{init_from} has {name} {theirs}; the recipe sets {ours} (model.{name})", flush=True)
 
 
 def build_trainer(

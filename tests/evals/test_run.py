@@ -194,7 +194,16 @@ def test_ruler_where_the_context_has_room():
     ]
 
 
-NONSENSE = ["", "tests", "x --batch 0", "x --limit -1", "x --json .", "x --json -", "x --device nonsense"]
+NONSENSE = [
+    "",
+    "tests",
+    "tiny@window",
+    "x --batch 0",
+    "x --limit -1",
+    "x --json .",
+    "x --json -",
+    "x --device nonsense",
+]
 
 
 @pytest.mark.parametrize("wrong", [*(words.split() for words in NONSENSE), [""]])

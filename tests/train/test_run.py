@@ -126,6 +126,18 @@ def test_init_from_with_another_context_extends_the_model(recipe_file, tmp_path,
         assert loading.our_config(str(other)).max_position_embeddings == context
 
 
+def test_init_from_says_what_the_recipe_changes(recipe_file, tmp_path, capsys):
+    windowed = train(load_recipe(str(recipe_file), ["model.sliding_window=8"]), tmp_path / "first")
+    recipe = load_recipe(str(recipe_file), ["training.steps=2"])
+    train(recipe, tmp_path / "second", init_from=str(windowed))
+    assert "has sliding_window 8; the recipe sets None (model.sliding_window)" in capsys.readouterr().out
+    matched = load_recipe(str(recipe_file), ["model.mixer=S-p", "model.match_parameters=G-cg-q-12o"])
+    softmax = train(matched, tmp_path / "third")
+    longer = ["model.mixer=S-p", "model.match_parameters=G-cg-q-12o", "data.context=64"]
+    with pytest.raises(UserError, match="match_parameters gives an MLP of width .*intermediate_size="):
+        train(load_recipe(str(recipe_file), longer), tmp_path / "fourth", init_from=str(softmax))
+
+
 def test_init_from_is_remembered_until_the_first_checkpoint(recipe_file, tmp_path):
     recipe = load_recipe(str(recipe_file))
     final = train(recipe, tmp_path / "first")
