@@ -9,6 +9,8 @@ from hypermlp.commands.shared import PRINT_JSON, SET, VOCAB, Args, Argument, com
 from hypermlp.costs.plan import FLOAT32_PARTS, GPUS, TEMPLATE, make_plan, plan_table, recipe_of, usual_nodes
 from hypermlp.errors import UserError
 
+MOST_GPUS = 2**20
+
 
 @command(
     Argument(
@@ -37,10 +39,10 @@ from hypermlp.errors import UserError
     PRINT_JSON,
 )
 def main(args: Args) -> None:
-    if args.count < 1 or not 0 < args.utilisation <= 1:
+    if not 1 <= args.count <= MOST_GPUS or not 0 < args.utilisation <= 1:
         raise UserError(
             f"--count is {args.count}, --utilisation {args.utilisation}; "
-            "--count must be at least 1, --utilisation above 0 and at most 1"
+            f"--count must be from 1 to {MOST_GPUS:,}, --utilisation above 0 and at most 1"
         )
     nodes = usual_nodes(args.count) if args.nodes is None else args.nodes
     if nodes < 1 or args.count % nodes:

@@ -40,15 +40,15 @@ SEEDS = 2**32  # of NumPy
     Argument("--seed", type=int, default=0, help="seed of the random draws (default: 0)"),
 )
 def main(args: Args) -> None:
-    require_at_least(args, tokens=1, top_k=1, seed=0)
+    require_at_least(args, tokens=1, top_k=1)
     low, high = TEMPERATURES
     if args.temperature != 0 and not low <= args.temperature <= high:
         raise UserError(
             f"--temperature is {args.temperature}; it must be 0 (always the most likely token), or between "
             f"{low} and {high}"
         )
-    if args.seed >= SEEDS:
-        raise UserError(f"--seed is {args.seed}; it must be below {SEEDS}")
+    if not 0 <= args.seed < SEEDS:
+        raise UserError(f"--seed is {args.seed}; it must be at least 0 and below {SEEDS}")
     transformers.set_seed(args.seed)
     transformers.logging.disable_progress_bar()
     model, tokenizer = load(args.checkpoint)

@@ -6,6 +6,8 @@ from hypermlp.commands.shared import CHECKPOINT, DEVICE, Args, Argument, command
 from hypermlp.errors import UserError
 from hypermlp.models.loading import load
 
+LAST_PORT = 65535
+
 
 @command(
     CHECKPOINT,
@@ -19,6 +21,8 @@ from hypermlp.models.loading import load
 )
 def main(args: Args) -> None:
     require_at_least(args, port=1, waiting=1, timeout=1)
+    if args.port > LAST_PORT:
+        raise UserError(f"--port is {args.port}; it must be at most {LAST_PORT}")
     try:
         import uvicorn
 

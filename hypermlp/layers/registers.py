@@ -118,7 +118,8 @@ def attend_with_registers(
     past = total - new
     contexts = None if starts is None or _has_no_values(starts) else contexts_of(starts, past)
     if contexts is None or len(contexts.batch) == 0:
-        first = registers.keys_at(own_positions.new_zeros(1)).expand(batch, -1, -1, -1)
+        # Just before the first key: behind a sliding window, that is not the beginning of the document.
+        first = registers.keys_at(own_positions[:, 0] - past - count).expand(batch, -1, -1, -1)
         keys = torch.cat([first, k], dim=1)
         values = torch.cat([registers.values.expand(batch, -1, -1, -1), v], dim=1)
         shifted = None if starts is None else starts + count

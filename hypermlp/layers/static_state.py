@@ -114,10 +114,9 @@ class StaticState(MixerState):
             given = visibility.starts
             given = given[:, None].expand(-1, visibility.new) if given.dim() == 1 else given
             self._write("starts", given, self.ring_rows)
-            if self.config.rope:
-                origins = visibility.origins()
-                assert origins is not None
-                self._write("origins", origins, self.ring_rows)
+            origins = visibility.origins()  # also without RoPE: another layer of the model may ask for them
+            assert origins is not None
+            self._write("origins", origins, self.ring_rows)
         if self._counter is None:
             self._counter = _zeros((), torch.int64, visibility.device)
         self._counter.add_(visibility.new)

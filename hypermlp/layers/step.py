@@ -146,6 +146,6 @@ def _angles(config: MixerConfig, dtype: torch.dtype, visibility: Visibility) -> 
     if count:
         reach = visibility.stream() + 1 if visibility.reach is None else visibility.reach
         first = (own + 1 - reach)[:, :, None]
-        positions = torch.cat([positions, first + torch.arange(count)], dim=2)
+        positions = torch.cat([positions.expand(len(first), -1, -1), first + torch.arange(count)], dim=2)
     dtype = torch.promote_types(dtype, torch.float32)
     return angles(positions, config.qk_dim, Rope.of(config), dtype)

@@ -1,6 +1,7 @@
 """The configuration of the language model."""
 
 import dataclasses
+import math
 import sys
 from typing import Any, ClassVar
 
@@ -17,7 +18,10 @@ from hypermlp.layers.registry import BASELINES, PAPER_NAMES, Config, mixer_confi
 logger = logging.get_logger(__name__)
 MOST_LAYERS = 10_000
 BLOCKS = ("gpt2", "llama")
-SIZES = ("hidden_size", "vocab_size", "max_position_embeddings", "intermediate_size", "rank", "num_registers")
+SIZES = (
+    *("hidden_size", "vocab_size", "max_position_embeddings", "intermediate_size", "rank", "num_registers"),
+    "conv_kernel",
+)
 EARLIER_NAMES = {"peer_settings": "baseline_settings"}  # fields of configurations saved by early versions
 OF_TRANSFORMERS = {  # arguments of PreTrainedConfig that are not its fields, and keys that it saves
     "_attn_implementation",
@@ -187,6 +191,10 @@ class HyperMLPConfig(PreTrainedConfig):
             self.intermediate_size = 4 * self.hidden_size if self.block == "gpt2" else -(-wide // 256) * 256
         if self.norm_eps is None:
             self.norm_eps = 1e-5 if self.block == "gpt2" else 1e-6
+        wide = is_integer(self.intermediate_size) and self.intermediate_size > 0
+        require("intermediate_size", self.intermediate_size, wide, "a whole number, 1 or more, or None")
+        is_number = isinstance(self.norm_eps, (int, float)) and not isinstance(self.norm_eps, bool)
+        require("norm_eps", self.norm_eps, is_number and 0 < self.norm_eps < math.inf, "positive and finite")
         allowed = f"letters of {''.join(PLACES)}, each at most once, in this order"
         require("canon", self.canon, self.canon == "".join(x for x in PLACES if x in self.canon), allowed)
         if isinstance(self.sliding_window, list):

@@ -5,11 +5,12 @@ from typing import Any
 
 from torch import nn
 
-from hypermlp.config import ROPE_TYPES, is_integer, require
+from hypermlp.config import LARGEST_SIZE, ROPE_TYPES, is_integer, require
 from hypermlp.errors import UserError
 from hypermlp.layers.base import SequenceMixer
 from hypermlp.layers.resizing import check_method, resize_
 from hypermlp.models.configuration_hypermlp import ROPE_SCALING, HyperMLPConfig, has_rope
+from hypermlp.models.memory import require_memory
 
 
 def scale_rope_(config: HyperMLPConfig, n: int, rope_type: str) -> None:
@@ -31,7 +32,8 @@ def scale_rope_(config: HyperMLPConfig, n: int, rope_type: str) -> None:
 
 def extend_context_(model: Any, n: int, method: str, rope_type: str | None) -> None:
     """Do what ``HyperMLPPreTrainedModel.extend_context`` documents; ``model`` has a ``HyperMLPConfig``."""
-    require("n", n, is_integer(n) and n > 0, "a positive integer: the number of positions")
+    allowed = f"a positive integer, the number of positions, at most {LARGEST_SIZE:,}"
+    require("n", n, is_integer(n) and 0 < n <= LARGEST_SIZE, allowed)
     check_method(method)
     changed = copy.copy(model.config)
     window = max((each for each in changed.windows if each is not None), default=0)
@@ -43,6 +45,7 @@ def extend_context_(model: Any, n: int, method: str, rope_type: str | None) -> N
     if rope_type is not None:
         scale_rope_(changed, int(n), rope_type)
     changed.max_position_embeddings = int(n)
+    require_memory(changed, f"a context of {n}")
     configs = [changed.mixer_config(index) for index in range(changed.num_hidden_layers)]  # raises first
     mixers = [module for module in model.modules() if isinstance(module, SequenceMixer)]
     for mixer, config in zip(mixers, configs, strict=True):

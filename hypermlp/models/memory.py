@@ -18,6 +18,7 @@ def least_parameters(config: HyperMLPConfig) -> int:
         count += 2 * hidden * config.intermediate_size
         if isinstance(mixer, MixerConfig):
             mixes = mixer.num_branches * mixer.mix1 + mixer.num_heads * mixer.mix2
+            count += 2 * hidden * mixer.conv_kernel * mixer.conv
             count += 2 * hidden * (mixer.qk_width + mixer.vo_width) + 2 * mixes * mixer.num_slots * mixer.rank
     return count
 

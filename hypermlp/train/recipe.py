@@ -127,9 +127,10 @@ RULES: list[tuple[str, Callable[[Any], bool], str]] = [  # fields, test of a val
     ),
     (
         "training.min_learning_rate training.weight_decay training.warmup_steps",
-        lambda value: value >= 0,
-        "zero or more",
+        lambda value: 0 <= value < math.inf,
+        "zero or more, and finite",
     ),
+    ("training.seed", lambda value: 0 <= value < 2**32, "from 0 to 4294967295"),
     ("training.explosion", lambda value: value > 1, "more than 1"),
     (
         "training.betas",
@@ -313,11 +314,15 @@ def _is_family(name: Any) -> bool:
 
 def _rate_key(rates: dict[str, Any], mixer: Any) -> str:
     """Return the key of a mixer's rate: its name, else the longest pattern it matches, else "default"."""
+    if mixer is None:
+        mixer = HyperMLPConfig.mixer
     if not isinstance(mixer, str):
         return "default"
+    named = {name for name in rates if name != "default" and not _is_family(name)}
+    own = (name for name in sorted(named) if mixer_name(name) == mixer_name(mixer))
     families = sorted(filter(_is_family, rates), key=len, reverse=True)
-    matching = (name for name in families if fnmatch.fnmatchcase(mixer, name))
-    return mixer if mixer in rates else next(matching, "default")
+    matching = (name for name in families if fnmatch.fnmatchcase(mixer_name(mixer), name))
+    return next(own, next(matching, "default"))
 
 
 def _resolve_rates(training: dict[str, Any], mixer: Any) -> None:

@@ -108,7 +108,7 @@ class LMTrainer(Trainer):
             self.optimizer = torch.optim.AdamW(
                 optimizer_groups(self.model, training),
                 training.learning_rate,
-                (training.betas[0], training.betas[1]),
+                (float(training.betas[0]), float(training.betas[1])),
                 training.eps,
             )
         return self.optimizer

@@ -176,3 +176,19 @@ def test_bench_op_refuses_bad_arguments(capsys, arguments, message):
     small = ["--batch", "1", "--length", "8", "--hidden", "32", "--softmax-heads", "2", "--rounds", "3"]
     assert main(["bench", "op", *small, *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("serve tiny --port 70000", "--port is 70000; it must be at most 65535"),
+        ("plan demo --count 99999999999", "--count must be from 1 to 1,048,576"),
+        ("sample tiny x --seed 4294967296", "--seed is 4294967296; it must be at least 0 and below"),
+        ("extend tiny --context 268435456 --out nowhere", "this machine has"),
+        ("extend tiny --context 1180591620717411303424 --out nowhere", "at most 268,435,456"),
+    ],
+)
+def test_numbers_beyond_their_range_are_refused(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(words.split()) == 2
+    assert message in capsys.readouterr().err

@@ -102,6 +102,15 @@ def test_a_window_keeps_them_behind_its_oldest_position(label):
     assert_a_window_runs_past_max_length(build(label, max_length=4))
 
 
+@pytest.mark.parametrize("grad", [False, True], ids=["no gradients", "gradients"])
+@pytest.mark.parametrize("label", ["S-p", "S-pg!", "R-p", "G-p", "R-pcg-q-12o", "G-cg-q-12o"])
+def test_a_sliding_window_decodes_token_by_token(label, grad):
+    layer, x = build(label, sliding_window=3), data()
+    with torch.set_grad_enabled(grad):
+        assert_close(in_chunks(layer, x, [1] * LENGTH), layer(x), tolerance=TIGHT)
+        assert_close(in_chunks(layer, x, [3, 2] + [1] * (LENGTH - 5)), layer(x), tolerance=TIGHT)
+
+
 def test_nothing_visible_gives_nothing(layer):
     """And a gradient of zero to everything, as distributed training wants it."""
     for value in with_gradients(layer, data(), lambda x: layer(x, starts=torch.tensor([LENGTH, LENGTH]))):

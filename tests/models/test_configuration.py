@@ -44,6 +44,10 @@ def test_a_round_trip_through_a_dictionary_and_auto_classes():
         ({"mixer": "Q-12"}, "unknown mixer 'Q-12'"),
         ({"hidden_size": 30, "num_heads": 4}, "hidden_size|qk_width"),
         ({"rank": 0}, "rank is 0"),
+        ({"intermediate_size": -1}, "intermediate_size is -1; it must be a whole number"),
+        ({"norm_eps": -1.0}, "norm_eps is -1.0; it must be positive and finite"),
+        ({"norm_eps": float("nan")}, "norm_eps is nan; it must be positive and finite"),
+        ({"conv_kernel": 2**31}, "conv_kernel is 2147483648; it must be at most 268,435,456"),
         ({"rank": 2**63}, "rank is 9223372036854775808; it must be at most 268,435,456"),
         ({"hidden_size": 2**62}, "hidden_size is .*; it must be at most 268,435,456"),
         (

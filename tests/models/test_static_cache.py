@@ -29,6 +29,23 @@ def test_a_left_padded_batch(label, beams, ids):
     assert torch.equal(static, generate(model, ids, attention_mask=mask, num_beams=beams))
 
 
+@pytest.mark.parametrize("windows", [None, [12, None], [None, 12]], ids=str)
+@pytest.mark.parametrize("mixers", [["R-cg-q-12o", "S-p"], ["S-p", "R-cg-q-12o"]], ids=str)
+@torch.no_grad()
+def test_layers_with_and_without_rotary_positions(mixers, windows, ids):
+    """Rotary layers count from the beginning of the document, also behind a layer that does not need it."""
+    model = build(mixers, sliding_window=windows)
+    ids, mask = padded(ids)
+    cache, first = StaticCache(config=model.config, max_cache_len=ids.shape[1]), 14
+    model(ids[:, :first], attention_mask=mask[:, :first], past_key_values=cache)
+    steps = [
+        model(ids[:, i : i + 1], attention_mask=mask[:, : i + 1], past_key_values=cache).logits
+        for i in range(first, ids.shape[1])
+    ]
+    whole = model(ids, attention_mask=mask).logits[:, first:]
+    assert_close(torch.cat(steps, dim=1), whole, tolerance=1e-10)
+
+
 @pytest.mark.parametrize("settings", [{"prefill_chunk_size": 5}, {"max_cache_len": 60}], ids=str)
 def test_chunked_prefill_and_a_larger_cache(settings, ids):
     model = build()

@@ -37,6 +37,9 @@ def test_values_and_overrides(recipe_file):
             r"training.steps is 1; it must be at least warmup_steps \(2\).* raise steps or lower",
         ),
         ("training.betas=[a, b]", "two numbers"),
+        ("training.seed=-1", "from 0 to 4294967295"),
+        ("training.weight_decay=.inf", "zero or more, and finite"),
+        ("training.min_learning_rate=.inf", "zero or more, and finite"),
         ("training.learning_rate=.inf", "positive and finite"),
         ("model.mixer=[S-p,", "the value is not YAML"),
         ("model.mixer=&a [*a]", "the value is not YAML: Circular reference"),
@@ -67,6 +70,12 @@ def test_a_learning_rate_for_each_mixer(recipe_file, mixer, rate):
     )
     assert table == plain
     assert table.training.learning_rate == rate
+
+
+def test_a_rate_may_be_given_by_the_papers_name():
+    rates = "training.learning_rate={HyperGLU: 1e-3, default: 2e-3}"
+    for mixer, rate in (("HyperGLU", 1e-3), ("G-cg-q-12o", 1e-3), ("null", 1e-3), ("HyperMLP", 2e-3)):
+        assert load_recipe("cpu-mini", [rates, f"model.mixer={mixer}"]).training.learning_rate == rate
 
 
 @pytest.mark.parametrize(
