@@ -169,6 +169,17 @@ def test_small_gradients_do_not_vanish_in_float16():
 
 
 @pytest.mark.slow
+def test_large_queries_with_small_gradients_keep_their_precision_in_float16():
+    case = Case("glu", "", queries=10, keys=10)
+    inputs = case.inputs(torch.float16)
+    inputs = inputs._replace(q=8 * inputs.q, k=8 * inputs.k)
+    actual = run(case, inputs, cotangent_scale=2.0**-17)
+    expected = run(case, inputs.to(torch.float64), backend="reference", cotangent_scale=2.0**-17)
+    found = {name: (a, e) for name, a, e in zip(case.names(), actual, expected, strict=True)}
+    assert_close(*found["k"], tolerance=0.01, what="k")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["lag", "forward"])
 def test_chunks_and_splits_do_not_matter(layout):
     inputs = Case().inputs(torch.float64)

@@ -85,8 +85,11 @@ def backward(grad_out: Tensor, out: Tensor, saved: Tensor, arguments: Attention)
     inverse_norm = (sums2[:, :, -1] + arguments.eps).rsqrt()
     factors = _row_factors(problem, wide_grad, inverse_norm, sums1) if problem.scaled else RowFactors()
     score_rows, weight_rows = problem.q, grad_rows  # the rows that the gradients of k and v are made of
+    key_scale: float | Tensor = 1.0  # common to all rows, so that those of small gradients do not vanish
     if factors.scores is not None:
-        score_rows = (problem.q * factors.scores[:, :, None]).to(q.dtype)
+        scaled_q = problem.q * factors.scores[:, :, None]
+        key_scale = LONGEST / scaled_q.abs().amax().clamp(min=torch.finfo(scaled_q.dtype).tiny)
+        score_rows = (scaled_q * key_scale).to(q.dtype)
     if factors.weights is not None:
         weight_rows = (wide_grad * factors.weights[:, :, None]).to(q.dtype)
 
@@ -144,6 +147,7 @@ def backward(grad_out: Tensor, out: Tensor, saved: Tensor, arguments: Attention)
 
     if factors.scores is not None:
         grad_q *= factors.scores[:, :, None]
+        grad_k /= key_scale
     grads = [
         x.new_empty(x.shape).copy_(grad.unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2))
         for grad, x in zip((grad_q, grad_k, grad_v), (q, k, v), strict=True)
