@@ -48,7 +48,7 @@ class GPT(nn.Module):
     def __init__(self, name: str):
         super().__init__()
         self.tokens = nn.Embedding(256, WIDTH)
-        # Attention needs positional embeddings. HyperGLU learns them with its mixing along the sequence.
+        # Attention needs positional embeddings. HyperGLU learns positions by its mixing along the sequence.
         self.positions = nn.Parameter(torch.zeros(CONTEXT, WIDTH)) if name == "attention" else None
         make = (
             Attention if name == "attention" else lambda: HyperGLU(WIDTH, max_length=CONTEXT)

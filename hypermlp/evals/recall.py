@@ -39,7 +39,7 @@ MODEL: dict[str, Any] = {
     "block": "llama",
 }
 RATE = 2e-3  # constant after a warm-up of EVERY steps
-HOW: dict[str, Any] = {"epochs": 1, "schedule": "constant", "precision": "float32"}
+HOW: dict[str, Any] = {"epochs": 1, "precision": "float32"}
 QUESTIONS, EVERY, SOLVED = 256, 50, 0.995
 Row = dict[str, Any]
 
