@@ -63,12 +63,17 @@ def origin() -> str:
 
 
 def kept_rows(arguments: Attention) -> Tensor:
-    """Return an empty tensor for what the forward keeps of every row, ``[B, Tq, H, 1 + branches * rank]``.
+    """Return an empty tensor for what the forward keeps of every row, ``[B, Tq, H, width]``.
 
-    It is 1/rho, then the product of the scores of each branch with ``left`` of the first mix.
+    It is 1/rho, then the product of the scores of each branch with ``left`` of the first mix, then that of the
+    activation with ``right`` of the second.
     """
-    q, heads, mix = arguments.q, arguments.v.shape[2], arguments.mix1
-    width = 1 if mix is None else 1 + q.shape[2] // heads * mix.left.shape[2]
+    q, heads = arguments.q, arguments.v.shape[2]
+    width = 1
+    if arguments.mix1 is not None:
+        width += q.shape[2] // heads * arguments.mix1.left.shape[2]
+    if arguments.mix2 is not None:
+        width += arguments.mix2.right.shape[2]
     return q.new_empty(*q.shape[:2], heads, width, dtype=torch.promote_types(q.dtype, torch.float32))
 
 

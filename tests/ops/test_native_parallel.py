@@ -36,7 +36,7 @@ def test_the_backward_has_work_for_64_cores_at_batch_1():
     assert native.backward_tasks(1, 2, 2048, 2048) == 2 * 22
     assert native.backward_tasks(1, 1, 4096, 4096) == 43
     assert native.backward_tasks(1, 2, 4096, 4096) >= 64
-    assert native.backward_tasks(32, 2, 128, 128) == 32 * 2 * 4
+    assert native.backward_tasks(32, 2, 128, 128) == 32 * 2 * 2
     for keys in (1, 36, 37, 1024):
         assert native.backward_tasks(3, 2, 1, keys) == 6
 

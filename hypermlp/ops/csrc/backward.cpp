@@ -140,21 +140,15 @@ struct Backward {
                      keys_t.of(batch, g), target);
             if (p.mix1.exists()) {
                 const HeadMix<T> mix(p.mix1, mix1, batch, g, Direction::kStraight);
-                if (saved.has_inner) {
-                    for (int64_t row = 0; row < b.rows; ++row)
-                        std::copy_n(kept(b, batch, head, row) + 1 + branch * mix.rank, mix.rank,
-                                    own.inner1[branch] + row * padded<T>(mix.rank));
-                    mix.apply_gate(b, own.inner1[branch], own.gated1[branch]);
-                } else {
-                    mix.inner(b, own.before[branch], own.inner1[branch], own.gated1[branch]);
-                }
+                inner(b, mix, head, 1 + branch * mix.rank, own.before[branch], own.inner1[branch],
+                      own.gated1[branch]);
                 mix.update(b, own.before[branch], own.gated1[branch], own.scores[branch]);
             }
         }
         for (int64_t row = 0; row < b.rows; ++row) {
             const T *gate = b.aligned(own.scores[0], row), *scale = b.aligned(own.scores[1], row);
             T* activation = b.aligned(own.weights, row);
-            const int64_t from = b.begin(row), to = b.end(row);
+            const int64_t from = b.begin(row), to = b.vectors_end(row);
             if (p.glu()) {
 #pragma omp simd
                 for (int64_t c = from; c < to; ++c) activation[c] = positive(gate[c]) * softplus(scale[c]);
@@ -167,6 +161,14 @@ struct Backward {
         for (int64_t row = 0; row < b.rows; ++row)
             own.inverse_norm[row] =
                 p.queries > kDecodeQueries ? *kept(b, batch, head, row) : inverse_norm(b, own, row);
+    }
+    // Get mix.inner() from what was kept of each row, at `first`, or compute it from the buffer.
+    void inner(const Block<T>& b, const HeadMix<T>& mix, int64_t head, int64_t first, const T* buffer,
+               T* inner, T* gated) const {
+        if (!saved.has_inner) return mix.inner(b, buffer, inner, gated);
+        for (int64_t row = 0; row < b.rows; ++row)
+            copy_row(kept(b, mix.batch, head, row) + first, mix.rank, inner + row * padded<T>(mix.rank));
+        mix.apply_gate(b, inner, gated);
     }
     const T* kept(const Block<T>& b, int64_t batch, int64_t head, int64_t row) const {
         return saved.kept.at(batch, b.first_query + row, head);
@@ -197,7 +199,7 @@ struct Backward {
         if (p.mix2.exists()) {
             const HeadMix<T> mix(p.mix2, mix2, batch, head, Direction::kTransposed);
             mixed = own.grad;
-            mix.inner(b, own.weights, own.inner2, own.gated2);
+            inner(b, mix, head, kept_of_mix2(p), own.weights, own.inner2, own.gated2);
             mix.update(b, own.weights, own.gated2, mixed);
         }
         const View<T> rows{grad_rows, p.vo_dim, 1};
@@ -217,7 +219,7 @@ struct Backward {
         for (int64_t row = 0; row < b.rows; ++row) {
             T *gate = b.aligned(own.scores[0], row), *scale = b.aligned(own.scores[1], row);
             const T *g = b.aligned(own.grad, row), *activation = b.aligned(own.weights, row);
-            const int64_t from = b.begin(row), to = b.end(row);
+            const int64_t from = b.begin(row), to = b.vectors_end(row);
             T dot = 0;  // <do, o>
 #pragma omp simd reduction(+ : dot)
             for (int64_t c = from; c < to; ++c) dot += g[c] * activation[c];
@@ -234,6 +236,8 @@ struct Backward {
 #pragma omp simd
                 for (int64_t c = from; c < to; ++c) gate[c] = (gate[c] > 0 ? g[c] : T(0)) + norm * gate[c];
             }
+            // A norm that is not finite must not reach cells that the row does not see.
+            Vector<T>::store(gate + b.end(row), typename Vector<T>::type{});
         }
     }
 

@@ -56,6 +56,11 @@ struct Block {
     }
     int64_t begin(int64_t row) const { return lag ? columns - visible(row) : 0; }
     int64_t end(int64_t row) const { return lag ? columns : visible(row); }
+    // The end of the last whole vector from begin(row) on. What it has beyond end(row) are zeros: unseen
+    // keys, or the gap.
+    int64_t vectors_end(int64_t row) const {
+        return begin(row) + (end(row) - begin(row) + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
+    }
 
     // The first row that may see one of the columns [from, to) of the aligned view.
     int64_t first_seeing(int64_t from, int64_t to) const {
@@ -104,10 +109,9 @@ int64_t block_end(const Problem<T>& p, int64_t block_rows, int64_t batch, int64_
     return last;
 }
 
-// The rows of a block, by the number of keys. Found by measuring; multiples of kTile.
+// The rows of a block, by the number of keys. Found by measuring; multiples of kTallTile.
 inline int64_t block_rows(int64_t keys) {
-    if (keys <= 128) return 36;
-    if (keys <= 1536) return 66;
+    if (keys <= 1536) return 72;
     return keys <= 4096 ? 96 : 48;
 }
 

@@ -62,15 +62,14 @@ struct Forward {
                 const HeadMix<T> mix(p.mix1, mix1, batch, g, Direction::kStraight);
                 mix.inner(b, scores[branch], inner, gated);
                 for (int64_t row = 0; output.keeps_inner && row < b.rows; ++row)
-                    std::copy_n(inner + row * padded<T>(mix.rank), mix.rank,
-                                kept(row) + 1 + branch * mix.rank);
+                    copy_row(inner + row * padded<T>(mix.rank), mix.rank, kept(row) + 1 + branch * mix.rank);
                 mix.update(b, scores[branch], gated, scores[branch]);
             }
         }
 
         for (int64_t row = 0; row < b.rows; ++row) {
             T* gate = b.aligned(scores[0], row);
-            *kept(row) = activate(b.begin(row), b.end(row), gate, b.aligned(scores[1], row));
+            *kept(row) = activate(b.begin(row), b.vectors_end(row), gate, b.aligned(scores[1], row));
             const T scale = row_scale(*kept(row));
             if (scale != 1)
                 for (int64_t c = b.begin(row); c < b.end(row); ++c) gate[c] *= scale;
@@ -79,6 +78,13 @@ struct Forward {
         if (p.mix2.exists()) {
             const HeadMix<T> mix(p.mix2, mix2, batch, head, Direction::kTransposed);
             mix.inner(b, scores[0], inner, gated);
+            for (int64_t row = 0; output.keeps_inner && row < b.rows; ++row) {
+                T* to = kept(row) + kept_of_mix2(p);
+                copy_row(inner + row * padded<T>(mix.rank), mix.rank, to);
+                const T scale = row_scale(*kept(row));
+                if (scale != 1 && scale != 0)
+                    for (int64_t r = 0; r < mix.rank; ++r) to[r] /= scale;
+            }
             mix.update(b, scores[0], gated, scores[0]);
         }
         T* out = output.out.at(batch, first, head);

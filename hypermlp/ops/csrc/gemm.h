@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "storage.h"
 
@@ -53,9 +54,10 @@ int64_t padded(int64_t columns) {
     return in_panels<T>(columns) * kPanel<T>;
 }
 
-template <typename T>
+template <typename T, int64_t bytes = kVectorBytes>
 struct Vector {
-    typedef T type __attribute__((vector_size(kVectorBytes)));
+    static constexpr int64_t kCount = bytes / sizeof(T);
+    typedef T type __attribute__((vector_size(bytes)));
     static type load(const T* from) {
         type v;
         std::memcpy(&v, from, sizeof v);
@@ -63,6 +65,18 @@ struct Vector {
     }
     static void store(T* to, type v) { std::memcpy(to, &v, sizeof v); }
 };
+
+// Copy a short row. A call of memmove would cost more than the copy.
+template <typename T>
+void copy_row(const T* from, int64_t count, T* to) {
+    using V = Vector<T>;
+    int64_t i = 0;
+    for (; i + V::kCount <= count; i += V::kCount) V::store(to + i, V::load(from + i));
+    for (; i < count; ++i) to[i] = from[i];
+}
+
+template <typename T>
+using HalfVector = Vector<T, kVectorBytes / 2>;
 
 // A matrix read in place: element (i, j) at data[i * row + j * column].
 template <typename T>
@@ -92,23 +106,22 @@ HYPERMLP_INLINE inline void unrolled(const Body& body) {
 }
 
 // The product of M rows with N vectors of a panel, whose rows are `step` apart.
-template <typename T, Into into, int M, int N = 2>
+template <typename T, Into into, int M, int N = 2, typename V = Vector<T>>
 void micro(int64_t depth, View<T> a, const T* panel, int64_t step, T* c, int64_t ldc, Scaled<T> scaled) {
-    using V = Vector<T>;
     if (into != Into::kNew)
         for (int i = 0; i < M; ++i) __builtin_prefetch((into == Into::kAdd ? c : scaled.base) + i * ldc);
     typename V::type sum[M * N];
     unrolled<M * N>([&](auto i) HYPERMLP_INLINE { sum[i] = typename V::type{}; });
     for (int64_t k = 0; k < depth; ++k, panel += step) {
         typename V::type right[N];
-        unrolled<N>([&](auto n) HYPERMLP_INLINE { right[n] = V::load(panel + n * kLanes<T>); });
+        unrolled<N>([&](auto n) HYPERMLP_INLINE { right[n] = V::load(panel + n * V::kCount); });
         unrolled<M>([&](auto i) HYPERMLP_INLINE {
             const T x = a.data[i * a.row + k * a.column];
             unrolled<N>([&](auto n) HYPERMLP_INLINE { sum[i * N + n] += x * right[n]; });
         });
     }
     unrolled<M * N>([&](auto j) HYPERMLP_INLINE {
-        constexpr int64_t i = j / N, x = j % N * kLanes<T>;
+        constexpr int64_t i = j / N, x = j % N * V::kCount;
         T* out = c + i * ldc + x;
         if (into == Into::kAdd) sum[j] += V::load(out);
         if (into == Into::kScaled) sum[j] += V::load(scaled.base + i * ldc + x) * V::load(scaled.scale + x);
@@ -116,20 +129,21 @@ void micro(int64_t depth, View<T> a, const T* panel, int64_t step, T* c, int64_t
     });
 }
 
-// The product of `rows` rows, at most kTile or exactly kTallTile, with N vectors of a panel of P vectors.
-template <typename T, Into into, int N, int P>
+// The product of `rows` rows, at most kTile or exactly kTallTile, with N vectors of type V of a panel that is
+// P whole vectors wide.
+template <typename T, Into into, int N, int P, typename V = Vector<T>>
 void micro(int64_t rows, int64_t depth, View<T> a, const T* panel, T* c, int64_t ldc, Scaled<T> scaled) {
     constexpr int64_t step = P * kLanes<T>;
     switch (rows) {
-        case 6: return micro<T, into, 6, N>(depth, a, panel, step, c, ldc, scaled);
-        case 5: return micro<T, into, 5, N>(depth, a, panel, step, c, ldc, scaled);
-        case 4: return micro<T, into, 4, N>(depth, a, panel, step, c, ldc, scaled);
-        case 3: return micro<T, into, 3, N>(depth, a, panel, step, c, ldc, scaled);
-        case 2: return micro<T, into, 2, N>(depth, a, panel, step, c, ldc, scaled);
-        case 1: return micro<T, into, 1, N>(depth, a, panel, step, c, ldc, scaled);
+        case 6: return micro<T, into, 6, N, V>(depth, a, panel, step, c, ldc, scaled);
+        case 5: return micro<T, into, 5, N, V>(depth, a, panel, step, c, ldc, scaled);
+        case 4: return micro<T, into, 4, N, V>(depth, a, panel, step, c, ldc, scaled);
+        case 3: return micro<T, into, 3, N, V>(depth, a, panel, step, c, ldc, scaled);
+        case 2: return micro<T, into, 2, N, V>(depth, a, panel, step, c, ldc, scaled);
+        case 1: return micro<T, into, 1, N, V>(depth, a, panel, step, c, ldc, scaled);
         default:
             if constexpr (N == 1 || kManyRegisters)
-                micro<T, into, kTallTile, N>(depth, a, panel, step, c, ldc, scaled);
+                micro<T, into, kTallTile, N, V>(depth, a, panel, step, c, ldc, scaled);
     }
 }
 
@@ -208,16 +222,23 @@ void multiply(int64_t rows, int64_t columns, int64_t depth, View<T> a, const T* 
             for (int64_t j = from; j < std::min(from + chunk, columns); j += width) {
                 if (causal == Causal::kProduct && j > last + slack) break;
                 if (causal == Causal::kLagProduct && j + width <= slack - last) continue;
-                const T* panel = panels + j / width * step + begin * width;
-                T* out = c + i * ldc + j;
-                const int64_t count = std::min(columns - j, width);
-                const Scaled<T> own = into == Into::kScaled
-                                          ? Scaled<T>{scaled.base + i * ldc + j, scaled.scale + j}
-                                          : Scaled<T>{};
+                // Of a panel that only its later or only its earlier half is needed of, take that half.
+                const int64_t skipped =
+                    causal == Causal::kLagProduct && P == 2 && j + kLanes<T> <= slack - last ? kLanes<T> : 0;
+                const int64_t needed =
+                    causal == Causal::kProduct && P == 2 && j + kLanes<T> > last + slack ? kLanes<T> : width;
+                const T* panel = panels + j / width * step + begin * width + skipped;
+                T* out = c + i * ldc + j + skipped;
+                const int64_t count = std::min(columns - j, needed) - skipped;
+                const Scaled<T> own = into == Into::kScaled ? Scaled<T>{scaled.base + i * ldc + j + skipped,
+                                                                        scaled.scale + j + skipped}
+                                                            : Scaled<T>{};
                 if (count == width)
                     micro<T, into, P, P>(tile, end - begin, left, panel, out, ldc, own);
                 else if (count == kLanes<T>)
                     micro<T, into, 1, P>(tile, end - begin, left, panel, out, ldc, own);
+                else if (count == HalfVector<T>::kCount)
+                    micro<T, into, 1, P, HalfVector<T>>(tile, end - begin, left, panel, out, ldc, own);
                 else
                     partly<T, into, P>(tile, count, end - begin, left, panel, out, ldc, own);
             }
@@ -237,14 +258,59 @@ void add_in_place(int64_t rows, int64_t depth, View<T> a, const T* b, int64_t st
         micro<T, Into::kAdd, 1>(depth, {a.data + i * a.row, a.row, a.column}, b, step, c + i * ldc, ldc, {});
 }
 
+// Exchange the rows and columns of kLanes vectors. In each round, the vectors of the first half interleave
+// with those of the second; after as many rounds as the number of a lane has bits, lane and vector are
+// exchanged.
+#if defined(__clang__) || __GNUC__ >= 12
+constexpr bool kShuffles = true;
+template <typename V, size_t... i>
+HYPERMLP_INLINE inline void interleave(V a, V b, V& low, V& high, std::index_sequence<i...>) {
+    constexpr int n = sizeof...(i);
+    low = __builtin_shufflevector(a, b, (i % 2 * n + i / 2)...);
+    high = __builtin_shufflevector(a, b, (i % 2 * n + i / 2 + n / 2)...);
+}
+template <typename T>
+void transpose(typename Vector<T>::type* rows) {
+    constexpr int n = kLanes<T>;
+    typename Vector<T>::type next[n];
+    for (int round = 1; round < n; round *= 2) {
+        unrolled<n / 2>([&](auto i) HYPERMLP_INLINE {
+            interleave(rows[i], rows[i + n / 2], next[2 * i], next[2 * i + 1], std::make_index_sequence<n>());
+        });
+        std::copy_n(next, n, rows);
+    }
+}
+#else
+constexpr bool kShuffles = false;
+template <typename T>
+void transpose(typename Vector<T>::type*) {}
+#endif
+
 // Pack columns [first, first + kPanel) of a[rows, columns] into one panel, with zeros beyond the last column.
 template <typename T, typename S>
 void pack_panel(int64_t rows, int64_t columns, View<S> a, int64_t first, T* panel) {
     const int64_t count = std::min(kPanel<T>, columns - first);
     const S* from = a.data + first * a.column;
-    for (int64_t i = 0; i < rows; ++i, from += a.row, panel += kPanel<T>) {
+    int64_t i = 0;
+    if constexpr (kShuffles && std::is_same_v<T, S>) {
+        // Whole squares of a transposed matrix.
+        using V = Vector<T>;
+        for (; a.row == 1 && count == kPanel<T> && i + kLanes<T> <= rows; i += kLanes<T>)
+            for (int64_t j = 0; j < kPanel<T>; j += kLanes<T>) {
+                typename V::type square[kLanes<T>];
+                for (int64_t x = 0; x < kLanes<T>; ++x) square[x] = V::load(from + (j + x) * a.column + i);
+                transpose<T>(square);
+                for (int64_t y = 0; y < kLanes<T>; ++y) V::store(panel + (i + y) * kPanel<T> + j, square[y]);
+            }
+    }
+    from += i * a.row;
+    panel += i * kPanel<T>;
+    for (; i < rows; ++i, from += a.row, panel += kPanel<T>) {
         if (a.column == 1 && count == kPanel<T>) {
-            convert(from, kPanel<T>, panel);
+            if constexpr (std::is_same_v<T, S>)
+                copy_row(from, kPanel<T>, panel);
+            else
+                convert(from, kPanel<T>, panel);
             continue;
         }
         for (int64_t j = 0; j < count; ++j) panel[j] = widen(from[j * a.column]);

@@ -39,11 +39,16 @@ struct Problem {
     int64_t branches() const { return glu() ? 2 * heads : heads; }  // heads of q, k and mix1
 };
 
-// The numbers of one row that are kept for backward(): 1 / rho; and for each branch, the product of its row
-// of scores with mix1.left, which takes as long to compute as the scores of a narrow head.
+// The numbers of one row that are kept for backward(): 1 / rho; for each branch, the product of its row of
+// scores with mix1.left; and that of the activation with mix2.right. Each product takes as long to compute as
+// the scores of a narrow head.
+template <typename T>
+int64_t kept_of_mix2(const Problem<T>& p) {
+    return 1 + (p.mix1.exists() ? p.branches() / p.heads * p.mix1.rank : 0);
+}
 template <typename T>
 int64_t kept_width(const Problem<T>& p) {
-    return 1 + (p.mix1.exists() ? p.branches() / p.heads * p.mix1.rank : 0);
+    return kept_of_mix2(p) + (p.mix2.exists() ? p.mix2.rank : 0);
 }
 
 // The results of the forward kernels.

@@ -4,6 +4,7 @@
 #include "functions.h"
 #include "layer.h"
 #include "linear.h"
+#include "weights.h"
 
 namespace hypermlp {
 
@@ -25,14 +26,16 @@ void clear_rest(int64_t depth, int64_t count, T* panel) {
 template <typename T>
 void read_out_gradients(const Readout<T>& r, const T* grad, T* grad_o, T* grad_weight) {
     const RowBlocks blocks(r.rows);
-    Lease lease(r.threads * Arena::need<T>(kPanelRoom<T>));
+    Lease lease(r.threads * Arena::need<T>(kPanelRoom<T>) +
+                PackedWeight<T>::need(Use::kGradient, r.hidden, r.width));
+    const PackedWeight<T> weight(Use::kGradient, r.weight, r.hidden, r.width, lease.arena);
+    weight.pack(r.threads);
     const std::vector<T*> panels = for_workers<T>(lease.arena, r.threads, kPanelRoom<T>);
     const bool gated = r.gate.width != 0;
     const auto gate = [&](int64_t row) { return r.gates + row * r.gate_width + r.gate.first; };
-    for_each(r.threads, blocks.count, [&](int64_t i, int64_t worker) {
+    for_each(r.threads, blocks.count, [&](int64_t i, int64_t) {
         const int64_t first = blocks.begin(i), last = blocks.begin(i + 1);
-        multiply_weight<T, Into::kNew>(last - first, r.hidden, r.width, grad + first * r.hidden, r.weight,
-                                       panels[worker], grad_o + first * r.width);
+        weight.apply(last - first, grad + first * r.hidden, grad_o + first * r.width);
         for (int64_t row = first; gated && row < last; ++row) {
             const T* g = gate(row);
 #pragma omp simd
@@ -65,6 +68,7 @@ struct ProjectionBackward {
     const ProjectionGradients<T>& grads;
     RowBlocks blocks;
     Taps<T> taps;
+    PackedProjections<T> weights;
     T* q_gate;        // gradient of the gate of q before its sigmoid, [N, q_width]
     T* bias;          // gradient of the bias, by blocks
     T* conv_sums[2];  // gradients of the convolutions, by blocks
@@ -78,8 +82,9 @@ struct ProjectionBackward {
     }
     static size_t need(const Projections<T>& p) {
         const int64_t count = RowBlocks(p.rows()).count;
-        return Taps<T>::need(p.conv) + Arena::need<T>(p.rows() * p.q_gate.width) +
-               Arena::need<T>(count * p.gate_width) + 2 * Arena::need<T>(count * p.conv.kernel * p.hidden());
+        return Taps<T>::need(p.conv) + PackedProjections<T>::need(Use::kGradient, p) +
+               Arena::need<T>(p.rows() * p.q_gate.width) + Arena::need<T>(count * p.gate_width) +
+               2 * Arena::need<T>(count * p.conv.kernel * p.hidden());
     }
     ProjectionBackward(const Projections<T>& projections, const ProjectionInputs<T>& inputs,
                        const ProjectionGradients<T>& gradients, Arena& arena)
@@ -87,7 +92,8 @@ struct ProjectionBackward {
           in(inputs),
           grads(gradients),
           blocks(p.rows()),
-          taps(p.conv, p.conv.x.in_place(), arena) {
+          taps(p.conv, p.conv.x.in_place(), arena),
+          weights(Use::kGradient, p, arena) {
         q_gate = arena.take<T>(p.rows() * p.q_gate.width);
         bias = arena.take<T>(blocks.count * p.gate_width);
         for (T*& sums : conv_sums) sums = arena.take<T>(blocks.count * p.conv.kernel * p.hidden());
@@ -129,28 +135,24 @@ struct ProjectionBackward {
     }
 
     // The gradient of x, rows [first, last), and the block's part of the gradients of the convolutions.
-    void input_gradient(int64_t block, int64_t first, int64_t last, T* panel, T* const convolved[2]) const {
+    void input_gradient(int64_t block, int64_t first, int64_t last, T* const convolved[2]) const {
         const int64_t rows = last - first, hidden = p.hidden();
         T* x = grads.x + first * hidden;
-        multiply_weight<T, Into::kNew>(rows, p.q_width, hidden, in.grad_q + first * p.q_width, p.q_weight,
-                                       panel, x);
+        weights.q.apply(rows, in.grad_q + first * p.q_width, x);
         for (const Part& part : gate_parts())
-            multiply_weight<T, Into::kAdd>(rows, part.range.width, hidden,
-                                           part.grad + first * part.range.width,
-                                           p.gate_weight + part.range.first * hidden, panel, x);
+            weights.gates.template apply<Into::kAdd>(rows, part.grad + first * part.range.width,
+                                                     part.range.first, part.range.width, x);
         const T* given[2] = {in.grad_k, in.grad_v};
-        const T* weights[2] = {p.k_weight, p.v_weight};
-        const int64_t widths[2] = {p.q_width, p.v_width};
+        const PackedWeight<T>* projections[2] = {&weights.k, &weights.v};
         // No convolution reaches beyond the end of a sequence.
         const int64_t length = p.conv.length, end_of_last = ((last - 1) / length + 1) * length;
         const int64_t end = std::min(last + std::max<int64_t>(p.conv.kernel - 1, 0), end_of_last);
         for (int i = 0; i < 2; ++i) {
-            const T* grad = given[i] + first * widths[i];
+            const T* grad = given[i] + first * projections[i]->depth;
             if (p.conv.kernel == 0)
-                multiply_weight<T, Into::kAdd>(rows, widths[i], hidden, grad, weights[i], panel, x);
+                projections[i]->template apply<Into::kAdd>(rows, grad, x);
             else
-                multiply_weight<T, Into::kNew>(end - first, widths[i], hidden, grad, weights[i], panel,
-                                               convolved[i]);
+                projections[i]->apply(end - first, grad, convolved[i]);
         }
         if (p.conv.kernel == 0) return;
         const int64_t taps_width = p.conv.kernel * hidden;
@@ -224,11 +226,12 @@ void project_gradients(const Projections<T>& p, const ProjectionInputs<T>& in,
     const std::vector<T*> panels = for_workers<T>(lease.arena, threads, kPanelRoom<T>);
     const std::vector<T*> convolved[2] = {for_workers<T>(lease.arena, threads, room),
                                           for_workers<T>(lease.arena, threads, room)};
+    work.weights.pack(threads);
     for_each(threads, work.blocks.count, [&](int64_t i, int64_t worker) {
         const int64_t first = work.blocks.begin(i), last = work.blocks.begin(i + 1);
         T* const own[2] = {convolved[0][worker], convolved[1][worker]};
         work.gate_gradients(i, first, last);
-        work.input_gradient(i, first, last, panels[worker], own);
+        work.input_gradient(i, first, last, own);
     });
     work.weight_gradients(panels);
     work.sum_blocks();

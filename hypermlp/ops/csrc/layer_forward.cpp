@@ -4,6 +4,7 @@
 #include "functions.h"
 #include "layer.h"
 #include "linear.h"
+#include "weights.h"
 
 namespace hypermlp {
 
@@ -12,29 +13,25 @@ struct ProjectionWork {
     const Projections<T>& p;
     const Projected<T>& out;
     Taps<T> taps;
-    PackedWeight<T> q, k, v, gates;
+    PackedProjections<T> weights;
 
     static size_t need(const Projections<T>& p) {
-        return Taps<T>::need(p.conv) + 2 * PackedWeight<T>::need(p.q_width, p.hidden()) +
-               PackedWeight<T>::need(p.v_width, p.hidden()) + PackedWeight<T>::need(p.gate_width, p.hidden());
+        return Taps<T>::need(p.conv) + PackedProjections<T>::need(Use::kForward, p);
     }
     ProjectionWork(const Projections<T>& projections, const Projected<T>& out_, Arena& arena)
         : p(projections),
           out(out_),
           taps(p.conv, p.conv.x.in_place(), arena),
-          q(p.q_weight, p.q_width, p.hidden(), arena),
-          k(p.k_weight, p.q_width, p.hidden(), arena),
-          v(p.v_weight, p.v_width, p.hidden(), arena),
-          gates(p.gate_weight, p.gate_width, p.hidden(), arena) {}
+          weights(Use::kForward, p, arena) {}
 
     // Compute rows [first, last). convolved has room for as many rows of x.
     void block(int64_t first, int64_t last, T* convolved) const {
         const int64_t rows = last - first, hidden = p.hidden();
         const T* x = taps.x.data + first * hidden;
-        k.apply(rows, convolve(0, first, last, convolved), out.k + first * p.q_width);
-        v.apply(rows, convolve(1, first, last, convolved), out.v + first * p.v_width);
-        q.apply(rows, x, out.q + first * p.q_width);
-        gates.apply(rows, x, out.gates + first * p.gate_width);
+        weights.k.apply(rows, convolve(0, first, last, convolved), out.k + first * p.q_width);
+        weights.v.apply(rows, convolve(1, first, last, convolved), out.v + first * p.v_width);
+        weights.q.apply(rows, x, out.q + first * p.q_width);
+        weights.gates.apply(rows, x, out.gates + first * p.gate_width);
         for (int64_t row = first; row < last; ++row) {
             T* gate = out.gates + row * p.gate_width;
 #pragma omp simd
@@ -63,7 +60,7 @@ void project(const Projections<T>& p, const Projected<T>& out) {
     const ProjectionWork<T> work(p, out, lease.arena);
     std::vector<T*> convolved;
     for (int64_t worker = 0; worker < threads; ++worker) convolved.push_back(lease.arena.take<T>(room));
-    for (const PackedWeight<T>* weight : {&work.q, &work.k, &work.v, &work.gates}) weight->pack(threads);
+    work.weights.pack(threads);
     for_each(threads, blocks.count, [&](int64_t i, int64_t worker) {
         work.block(blocks.begin(i), blocks.begin(i + 1), convolved[worker]);
     });
@@ -73,8 +70,8 @@ template <typename T>
 void read_out(const Readout<T>& r, T* out) {
     const RowBlocks blocks(r.rows);
     const int64_t room = r.gate.width == 0 ? 0 : blocks.most() * r.width;
-    Lease lease(PackedWeight<T>::need(r.hidden, r.width) + r.threads * Arena::need<T>(room));
-    const PackedWeight<T> weight(r.weight, r.hidden, r.width, lease.arena);
+    Lease lease(PackedWeight<T>::need(Use::kForward, r.hidden, r.width) + r.threads * Arena::need<T>(room));
+    const PackedWeight<T> weight(Use::kForward, r.weight, r.hidden, r.width, lease.arena);
     std::vector<T*> gated;
     for (int64_t worker = 0; worker < r.threads; ++worker) gated.push_back(lease.arena.take<T>(room));
     weight.pack(r.threads);

@@ -1,5 +1,5 @@
-// Products of activations [N, inputs] with weights [outputs, inputs], and the gradients of the weights. All
-// threads share the work: row blocks of activations, or parts of a weight.
+// How all threads share the products of activations [N, inputs] with weights [outputs, inputs], by row blocks
+// of the activations, and the gradients of the weights, by parts of a weight.
 #pragma once
 
 #include <vector>
@@ -26,42 +26,15 @@ struct RowBlocks {
     static constexpr int64_t kFewRows = 72;
 };
 
-// A weight packed for y = x weight^T.
-template <typename T>
-struct PackedWeight {
-    const T* weight;
-    int64_t outputs, inputs;
-    T* panels;
-
-    static size_t need(int64_t outputs, int64_t inputs) {
-        return Arena::need<T>(padded<T>(outputs) * inputs);
-    }
-    PackedWeight(const T* weight_, int64_t outputs_, int64_t inputs_, Arena& arena)
-        : weight(weight_),
-          outputs(outputs_),
-          inputs(inputs_),
-          panels(arena.take<T>(padded<T>(outputs) * inputs)) {}
-    void pack(int64_t threads) const {
-        const int64_t step = inputs * kPanel<T>;
-        for_ranges(threads, in_panels<T>(outputs), [&](int64_t i) {
-            pack_panel<T>(inputs, outputs, View<T>{weight, 1, inputs}, i * kPanel<T>, panels + i * step);
-        });
-    }
-    // y[rows, outputs] = x[rows, inputs] weight^T
-    void apply(int64_t rows, const T* x, T* y) const {
-        multiply<T>(rows, outputs, inputs, {x, inputs, 1}, panels, inputs * kPanel<T>, y, outputs);
-    }
-};
-
 constexpr int64_t kPanelDepth = 256;  // rows of a panel that are packed at a time
 
-// The room for `panel` of the functions below.
+// The room for `panel` of multiply_panel().
 template <typename T>
 constexpr int64_t kPanelRoom = kPanelDepth* kPanel<T>;
 
 // c[rows, columns] from a[rows, depth] and one panel of columns, packed piece by piece: fill(k, count, panel)
 // writes its rows [k, k + count).
-template <typename T, Into into, typename Fill>
+template <typename T, typename Fill>
 void multiply_panel(int64_t rows, int64_t columns, int64_t depth, View<T> a, const Fill& fill, T* panel, T* c,
                     int64_t ldc) {
     for (int64_t k = 0; k < depth; k += kPanelDepth) {
@@ -69,22 +42,9 @@ void multiply_panel(int64_t rows, int64_t columns, int64_t depth, View<T> a, con
         const View<T> part{a.data + k * a.column, a.row, a.column};
         fill(k, count, panel);
         if (k == 0)
-            multiply<T, into>(rows, columns, count, part, panel, 0, c, ldc);
+            multiply<T>(rows, columns, count, part, panel, 0, c, ldc);
         else
             multiply<T, Into::kAdd>(rows, columns, count, part, panel, 0, c, ldc);
-    }
-}
-
-// c[rows, inputs] from grad[rows, outputs] times weight[outputs, inputs].
-template <typename T, Into into>
-void multiply_weight(int64_t rows, int64_t outputs, int64_t inputs, const T* grad, const T* weight, T* panel,
-                     T* c) {
-    for (int64_t j = 0; j < inputs; j += kPanel<T>) {
-        const auto fill = [&](int64_t k, int64_t count, T* to) {
-            pack_panel<T>(count, inputs, View<T>{weight + k * inputs, inputs, 1}, j, to);
-        };
-        multiply_panel<T, into>(rows, std::min(inputs - j, kPanel<T>), outputs, {grad, outputs, 1}, fill,
-                                panel, c + j, inputs);
     }
 }
 
@@ -122,7 +82,7 @@ void run_weight_tasks(std::vector<WeightTask<T>>& tasks, int64_t n, int64_t thre
     for_each(threads, static_cast<int64_t>(tasks.size()), [&](int64_t i, int64_t worker) {
         const WeightTask<T>& task = tasks[i];
         const int64_t columns = std::min(task.inputs - task.column, kPanel<T>);
-        multiply_panel<T, Into::kNew>(
+        multiply_panel<T>(
             task.rows, columns, n, {task.grad + task.first, 1, task.outputs},
             [&](int64_t k, int64_t depth, T* panel) {
                 fill(task.input, task.column, columns, k, depth, panel);
