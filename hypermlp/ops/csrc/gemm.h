@@ -290,6 +290,7 @@ void transpose(typename Vector<T>::type*) {}
 template <typename T, typename S>
 void pack_panel(int64_t rows, int64_t columns, View<S> a, int64_t first, T* panel) {
     const int64_t count = std::min(kPanel<T>, columns - first);
+    constexpr int64_t kAhead = 8;  // the rows or vectors to prefetch: processors do not see such patterns
     const S* from = a.data + first * a.column;
     int64_t i = 0;
     if constexpr (kShuffles && std::is_same_v<T, S>) {
@@ -298,7 +299,11 @@ void pack_panel(int64_t rows, int64_t columns, View<S> a, int64_t first, T* pane
         for (; a.row == 1 && count == kPanel<T> && i + kLanes<T> <= rows; i += kLanes<T>)
             for (int64_t j = 0; j < kPanel<T>; j += kLanes<T>) {
                 typename V::type square[kLanes<T>];
-                for (int64_t x = 0; x < kLanes<T>; ++x) square[x] = V::load(from + (j + x) * a.column + i);
+                for (int64_t x = 0; x < kLanes<T>; ++x) {
+                    const T* row = from + (j + x) * a.column + i;
+                    square[x] = V::load(row);
+                    __builtin_prefetch(row + kAhead * kLanes<T>);
+                }
                 transpose<T>(square);
                 for (int64_t y = 0; y < kLanes<T>; ++y) V::store(panel + (i + y) * kPanel<T> + j, square[y]);
             }
@@ -307,6 +312,8 @@ void pack_panel(int64_t rows, int64_t columns, View<S> a, int64_t first, T* pane
     panel += i * kPanel<T>;
     for (; i < rows; ++i, from += a.row, panel += kPanel<T>) {
         if (a.column == 1 && count == kPanel<T>) {
+            __builtin_prefetch(from + kAhead * a.row);
+            __builtin_prefetch(from + kAhead * a.row + kLanes<T>);
             if constexpr (std::is_same_v<T, S>)
                 copy_row(from, kPanel<T>, panel);
             else
