@@ -6,7 +6,7 @@ import sys
 import time
 
 from hypermlp.commands.shared import PRINT_JSON, SET, VOCAB, Args, Argument, command
-from hypermlp.costs.plan import FLOAT32_PARTS, GPUS, TEMPLATE, make_plan, plan_table, recipe_of, usual_nodes
+from hypermlp.costs.plan import GPUS, TEMPLATE, make_plan, plan_table, recipe_of, usual_nodes
 from hypermlp.errors import UserError
 
 MOST_GPUS = 2**20
@@ -29,12 +29,6 @@ MOST_GPUS = 2**20
         default=0.3,
         help="fraction of the GPU's peak FLOP/s that is reached (default: 0.3, a guess)",
     ),
-    Argument(
-        "--backend",
-        default="blocked",
-        choices=sorted(FLOAT32_PARTS),
-        help="the operator's backend, which decides what is multiplied in float32 (default: blocked)",
-    ),
     VOCAB,
     PRINT_JSON,
 )
@@ -55,7 +49,6 @@ def main(args: Args) -> None:
         count=args.count,
         nodes=nodes,
         utilisation=args.utilisation,
-        backend=args.backend,
         on_progress=Progress(),
     )
     if args.json:

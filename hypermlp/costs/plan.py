@@ -56,10 +56,8 @@ GPUS = {
 }
 
 
-FLOAT32_PARTS = {  # parts of the operator that a backend multiplies in float32, in bfloat16 training too
-    "blocked": ("mix1", "mix2"),
-    "triton": ("mix1", "mix2"),
-}
+FLOAT32_PARTS = ("mix1", "mix2")
+"""Parts of the operator that are multiplied in float32, in bfloat16 training too."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,13 +128,12 @@ def make_plan(
     count: int,
     nodes: int,
     utilisation: float,
-    backend: str = "blocked",
     on_progress: Callable[[float], None] | None = None,
 ) -> Plan:
     """Return the plan of a recipe on ``count`` GPUs in ``nodes`` machines.
 
-    ``vocab_size`` is the tokenizer's size, ``utilisation`` the fraction of the GPU's peak that is reached,
-    ``backend`` a key of FLOAT32_PARTS. ``on_progress`` is called with the finished fraction of the work.
+    ``vocab_size`` is the tokenizer's size, ``utilisation`` the fraction of the GPU's peak that is reached.
+    ``on_progress`` is called with the finished fraction of the work.
     """
     config, recipe = recipe.model_config(vocab_size), even(recipe, count)
     training, context = recipe.training, recipe.data.context
@@ -146,7 +143,7 @@ def make_plan(
     # The backward pass costs two forward passes, recomputing blocks another one.
     passes = 4 if training.gradient_checkpointing else 3
     training_flops = passes * forward
-    slow = sum(flops for part, flops in parts.items() if in_float32(part, recipe, backend))
+    slow = sum(flops for part, flops in parts.items() if in_float32(part, recipe))
     fast = sum(parts.values()) - slow
     # Seconds of a token on one GPU at its peak.
     token = passes * (fast / gpu.flops + slow / gpu.float32) / context
@@ -186,11 +183,11 @@ def make_plan(
     )
 
 
-def in_float32(part: str, recipe: Recipe, backend: str) -> bool:
+def in_float32(part: str, recipe: Recipe) -> bool:
     """Return whether the products of a part of the model, as in ``model_flops_table``, are float32."""
     if recipe.training.precision == "float32":
         return True
-    return part.removeprefix("mixer: ") in FLOAT32_PARTS[backend]
+    return part.removeprefix("mixer: ") in FLOAT32_PARTS
 
 
 def even(recipe: Recipe, count: int) -> Recipe:

@@ -65,8 +65,8 @@ def origin() -> str:
 def kept_rows(arguments: Attention) -> Tensor:
     """Return an empty tensor for what the forward keeps of every row, ``[B, Tq, H, width]``.
 
-    It is 1/rho, then the product of the scores of each branch with ``left`` of the first mix, then that of the
-    activation with ``right`` of the second.
+    It is 1/rho, then the product of the scores of each branch with ``left`` of the first mix, then that of
+    the activation with ``right`` of the second.
     """
     q, heads = arguments.q, arguments.v.shape[2]
     width = 1
