@@ -222,7 +222,7 @@ void multiply(int64_t rows, int64_t columns, int64_t depth, View<T> a, const T* 
             for (int64_t j = from; j < std::min(from + chunk, columns); j += width) {
                 if (causal == Causal::kProduct && j > last + slack) break;
                 if (causal == Causal::kLagProduct && j + width <= slack - last) continue;
-                // Of a panel that only its later or only its earlier half is needed of, take that half.
+                // If only one half of the panel is needed, compute only that half.
                 const int64_t skipped =
                     causal == Causal::kLagProduct && P == 2 && j + kLanes<T> <= slack - last ? kLanes<T> : 0;
                 const int64_t needed =
