@@ -14,11 +14,12 @@ pytestmark = pytest.mark.skipif(
 )
 LABELS = ["G-cg-q-12o", "R-cg-q-12o", "G-12!", "R-1!", "G-cg-q", "R-g-q-2o"]
 STARTS = [None, torch.tensor([0, 5]), (torch.arange(30) // 7 * 7).expand(2, -1)]
+FEW, MANY = 2, 18  # sequences of 30 positions: up to 512 in all are projected panel by panel, more by blocks
 
 
-def setup(label="G-cg-q-12o", dtype=torch.float64, **settings):
+def setup(label="G-cg-q-12o", dtype=torch.float64, batch=FEW, **settings):
     layer = randomise_(Mixer.from_label(label, hidden_size=16, max_length=30, rank=3, **settings)).to(dtype)
-    x = torch.randn(2, 30, 16, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(batch, 30, 16, dtype=dtype, generator=torch.Generator().manual_seed(0))
     return layer, x.requires_grad_()
 
 
@@ -32,8 +33,11 @@ def results(layer, x, starts):
 
 @pytest.mark.parametrize("label", LABELS)
 @pytest.mark.parametrize("starts", STARTS, ids=["all", "padding", "documents"])
-def test_it_equals_the_general_path(label, starts, monkeypatch):
-    layer, x = setup(label)
+@pytest.mark.parametrize("batch", [FEW, MANY])
+def test_it_equals_the_general_path(label, starts, batch, monkeypatch):
+    layer, x = setup(label, batch=batch)
+    if starts is not None:
+        starts = starts.repeat_interleave(batch // 2, 0)
     assert fused.fuses(layer, x)
     actual = results(layer, x, starts)
     monkeypatch.setattr(mixer, "fuses", lambda *_: False)
@@ -42,10 +46,21 @@ def test_it_equals_the_general_path(label, starts, monkeypatch):
         assert_close(a, e, tolerance=1e-10, floor=1e-6)
 
 
-def test_the_number_of_threads_changes_no_bit():
+@pytest.mark.parametrize("label", ["G-cg-q-12o", "R-g-q-2o"])
+def test_a_larger_batch_changes_no_bit(label):
+    layer = randomise_(Mixer.from_label(label, hidden_size=272, max_length=30, rank=3)).float()
+    x = torch.randn(MANY, 30, 272, requires_grad=True)
+    many = results(layer, x, None)
+    few = results(layer, x[:FEW].detach().requires_grad_(), None)
+    for name, a, e in zip(("output", "without gradients", "gradient of x"), few, many, strict=False):
+        assert torch.equal(a, e[:FEW]), name
+
+
+@pytest.mark.parametrize("batch", [3, 4])
+def test_the_number_of_threads_changes_no_bit(batch):
     layer = randomise_(Mixer.from_label("G-cg-q-12o", hidden_size=80, max_length=150, rank=5)).float()
-    x = torch.randn(3, 150, 80, requires_grad=True)
-    starts, found, before = torch.tensor([0, 20, 75]), [], torch.get_num_threads()
+    x = torch.randn(batch, 150, 80, requires_grad=True)
+    starts, found, before = torch.tensor([0, 20, 75, 1])[:batch], [], torch.get_num_threads()
     try:
         for threads in (1, 2, 4, 8):
             torch.set_num_threads(threads)

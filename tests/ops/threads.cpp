@@ -340,7 +340,8 @@ int main() {
         }
         check("convolution", s,
               [&](int64_t threads) { return convolutions(s.batch, s.keys, s.vo_dim, threads); });
-        check("layer", s, [&](int64_t threads) { return layer(s.batch, s.keys, s.vo_dim, threads); });
+        for (const int64_t batch : {s.batch, 513 / s.keys + 1})  // few positions, and more than 512
+            check("layer", s, [&](int64_t threads) { return layer(batch, s.keys, s.vo_dim, threads); });
     }
     std::puts("ok");
 }

@@ -8,14 +8,6 @@
 
 namespace hypermlp {
 
-// Buffers of `count` elements, one for each worker.
-template <typename T>
-std::vector<T*> for_workers(Arena& arena, int64_t workers, int64_t count) {
-    std::vector<T*> found;
-    for (int64_t worker = 0; worker < workers; ++worker) found.push_back(arena.take<T>(count));
-    return found;
-}
-
 // Zero the columns of a panel from `count` on.
 template <typename T>
 void clear_rest(int64_t depth, int64_t count, T* panel) {
@@ -26,22 +18,32 @@ void clear_rest(int64_t depth, int64_t count, T* panel) {
 template <typename T>
 void read_out_gradients(const Readout<T>& r, const T* grad, T* grad_o, T* grad_weight) {
     const RowBlocks blocks(r.rows);
+    const bool few = are_few(r.rows), gated = r.gate.width != 0;
     Lease lease(r.threads * Arena::need<T>(kPanelRoom<T>) +
-                PackedWeight<T>::need(Use::kGradient, r.hidden, r.width));
-    const PackedWeight<T> weight(Use::kGradient, r.weight, r.hidden, r.width, lease.arena);
-    weight.pack(r.threads);
+                (few ? 0 : PackedWeight<T>::need(Use::kGradient, r.hidden, r.width)));
     const std::vector<T*> panels = for_workers<T>(lease.arena, r.threads, kPanelRoom<T>);
-    const bool gated = r.gate.width != 0;
     const auto gate = [&](int64_t row) { return r.gates + row * r.gate_width + r.gate.first; };
-    for_each(r.threads, blocks.count, [&](int64_t i, int64_t) {
-        const int64_t first = blocks.begin(i), last = blocks.begin(i + 1);
-        weight.apply(last - first, grad + first * r.hidden, grad_o + first * r.width);
+    const auto apply_gate = [&](int64_t first, int64_t last) {
         for (int64_t row = first; gated && row < last; ++row) {
             const T* g = gate(row);
 #pragma omp simd
             for (int64_t d = 0; d < r.width; ++d) grad_o[row * r.width + d] *= g[d];
         }
-    });
+    };
+    if (few) {
+        const View<T> right = right_factor(Use::kGradient, r.weight, r.width);
+        multiply_few_rows<T>(r.rows, {{grad_o, r.width, {{grad, r.hidden, right}}}}, r.threads, panels);
+        for_each(r.threads, blocks.count,
+                 [&](int64_t i, int64_t) { apply_gate(blocks.begin(i), blocks.begin(i + 1)); });
+    } else {
+        const PackedWeight<T> weight(Use::kGradient, r.weight, r.hidden, r.width, lease.arena);
+        weight.pack(r.threads);
+        for_each(r.threads, blocks.count, [&](int64_t i, int64_t) {
+            const int64_t first = blocks.begin(i), last = blocks.begin(i + 1);
+            weight.apply(last - first, grad + first * r.hidden, grad_o + first * r.width);
+            apply_gate(first, last);
+        });
+    }
     std::vector<WeightTask<T>> tasks;
     add_weight_tasks<T>(tasks, grad, r.hidden, 0, r.width, grad_weight);
     const auto fill = [&](int64_t, int64_t column, int64_t count, int64_t k, int64_t depth, T* panel) {
@@ -68,23 +70,14 @@ struct ProjectionBackward {
     const ProjectionGradients<T>& grads;
     RowBlocks blocks;
     Taps<T> taps;
-    PackedProjections<T> weights;
     T* q_gate;        // gradient of the gate of q before its sigmoid, [N, q_width]
     T* bias;          // gradient of the bias, by blocks
     T* conv_sums[2];  // gradients of the convolutions, by blocks
 
-    // The rows that a block can need for the convolutions: its own and those behind it that see them.
-    static int64_t conv_rows(const Projections<T>& p) {
-        return p.conv.kernel == 0 ? 0 : RowBlocks(p.rows()).most() + p.conv.kernel - 1;
-    }
-    static size_t own_need(const Projections<T>& p) {
-        return Arena::need<T>(kPanelRoom<T>) + 2 * Arena::need<T>(conv_rows(p) * p.hidden());
-    }
     static size_t need(const Projections<T>& p) {
         const int64_t count = RowBlocks(p.rows()).count;
-        return Taps<T>::need(p.conv) + PackedProjections<T>::need(Use::kGradient, p) +
-               Arena::need<T>(p.rows() * p.q_gate.width) + Arena::need<T>(count * p.gate_width) +
-               2 * Arena::need<T>(count * p.conv.kernel * p.hidden());
+        return Taps<T>::need(p.conv) + Arena::need<T>(p.rows() * p.q_gate.width) +
+               Arena::need<T>(count * p.gate_width) + 2 * Arena::need<T>(count * p.conv.kernel * p.hidden());
     }
     ProjectionBackward(const Projections<T>& projections, const ProjectionInputs<T>& inputs,
                        const ProjectionGradients<T>& gradients, Arena& arena)
@@ -92,8 +85,7 @@ struct ProjectionBackward {
           in(inputs),
           grads(gradients),
           blocks(p.rows()),
-          taps(p.conv, p.conv.x.in_place(), arena),
-          weights(Use::kGradient, p, arena) {
+          taps(p.conv, p.conv.x.in_place(), arena) {
         q_gate = arena.take<T>(p.rows() * p.q_gate.width);
         bias = arena.take<T>(blocks.count * p.gate_width);
         for (T*& sums : conv_sums) sums = arena.take<T>(blocks.count * p.conv.kernel * p.hidden());
@@ -113,10 +105,10 @@ struct ProjectionBackward {
     }
 
     // Replace the gradients of the gates by those before the sigmoid, and sum them up for the bias.
-    void gate_gradients(int64_t block, int64_t first, int64_t last) const {
+    void gate_gradients(int64_t block) const {
         T* sums = bias + block * p.gate_width;
         std::fill_n(sums, p.gate_width, T(0));
-        for (int64_t row = first; row < last; ++row) {
+        for (int64_t row = blocks.begin(block); row < blocks.begin(block + 1); ++row) {
             const T* gates = in.gates + row * p.gate_width;
             const T *g = gates + p.q_gate.first, *q = in.q + row * p.q_width;
             T *grad_q = in.grad_q + row * p.q_width, *to = q_gate + row * p.q_gate.width;
@@ -134,10 +126,11 @@ struct ProjectionBackward {
         }
     }
 
-    // The gradient of x, rows [first, last), and the block's part of the gradients of the convolutions.
-    void input_gradient(int64_t block, int64_t first, int64_t last, T* const convolved[2]) const {
-        const int64_t rows = last - first, hidden = p.hidden();
-        T* x = grads.x + first * hidden;
+    // One block of rows: the gradient of x, and the block's part of the gradients of the convolutions.
+    // convolved has room for the gradients of its convolved rows, and of those behind it that see them.
+    void input_gradient(int64_t block, const PackedProjections<T>& weights, T* const convolved[2]) const {
+        const int64_t first = blocks.begin(block), last = blocks.begin(block + 1), rows = last - first;
+        T* x = grads.x + first * p.hidden();
         weights.q.apply(rows, in.grad_q + first * p.q_width, x);
         for (const Part& part : gate_parts())
             weights.gates.template apply<Into::kAdd>(rows, part.grad + first * part.range.width,
@@ -154,14 +147,42 @@ struct ProjectionBackward {
             else
                 projections[i]->apply(end - first, grad, convolved[i]);
         }
+        convolution_gradients(block, convolved, first);
+    }
+
+    // The same for all rows, which are few. convolved has room for as many rows of x.
+    void all_input_gradients(T* const convolved[2], const std::vector<T*>& panels) const {
+        const int64_t hidden = p.hidden();
+        const auto term = [&](const T* grad, int64_t width, const T* weight) {
+            return typename Product<T>::Term{grad, width, right_factor(Use::kGradient, weight, hidden)};
+        };
+        const auto keys = term(in.grad_k, p.q_width, p.k_weight),
+                   values = term(in.grad_v, p.v_width, p.v_weight);
+        std::vector<Product<T>> products{{grads.x, hidden, {term(in.grad_q, p.q_width, p.q_weight)}}};
+        auto& terms = products[0].terms;
+        for (const Part& part : gate_parts())
+            terms.push_back(term(part.grad, part.range.width, p.gate_weight + part.range.first * hidden));
+        if (p.conv.kernel == 0) {
+            terms.insert(terms.end(), {keys, values});
+        } else {
+            products.push_back({convolved[0], hidden, {keys}});
+            products.push_back({convolved[1], hidden, {values}});
+        }
+        multiply_few_rows(p.rows(), products, p.conv.threads, panels);
+        for_each(p.conv.threads, blocks.count,
+                 [&](int64_t block, int64_t) { convolution_gradients(block, convolved, 0); });
+    }
+
+    // Go back through the convolutions. Row 0 of convolved is row `base`.
+    void convolution_gradients(int64_t block, T* const convolved[2], int64_t base) const {
         if (p.conv.kernel == 0) return;
-        const int64_t taps_width = p.conv.kernel * hidden;
+        const int64_t hidden = p.hidden(), length = p.conv.length, taps_width = p.conv.kernel * hidden;
         T* const sums[2] = {conv_sums[0] + block * taps_width, conv_sums[1] + block * taps_width};
         for (T* sum : sums) std::fill_n(sum, taps_width, T(0));
-        for (int64_t row = first; row < last; ++row) {
-            const int64_t b = row / length, t = row % length, offset = (row - first) * hidden;
+        for (int64_t row = blocks.begin(block); row < blocks.begin(block + 1); ++row) {
+            const int64_t b = row / length, t = row % length, offset = (row - base) * hidden;
             const auto grad_row = [&](int i, int64_t at) {
-                return convolved[i] + (b * length + at - first) * hidden;
+                return convolved[i] + (b * length + at - base) * hidden;
             };
             taps.add_input_gradient(b, t, grad_row, grads.x + row * hidden);
             taps.add_weight_gradients(b, t, convolved[0] + offset, convolved[1] + offset, sums[0], sums[1]);
@@ -219,20 +240,31 @@ struct ProjectionBackward {
 template <typename T>
 void project_gradients(const Projections<T>& p, const ProjectionInputs<T>& in,
                        const ProjectionGradients<T>& grads) {
-    const int64_t threads = p.conv.threads;
-    Lease lease(ProjectionBackward<T>::need(p) + threads * ProjectionBackward<T>::own_need(p));
+    const int64_t threads = p.conv.threads, hidden = p.conv.kernel == 0 ? 0 : p.hidden();
+    const bool few = are_few(p.rows());
+    // The rows of a block, and those behind it that see them.
+    const int64_t room = hidden * (few ? p.rows() : RowBlocks(p.rows()).most() + p.conv.kernel - 1);
+    const int64_t copies = few ? 1 : threads;
+    Lease lease(ProjectionBackward<T>::need(p) + threads * Arena::need<T>(kPanelRoom<T>) +
+                2 * copies * Arena::need<T>(room) +
+                (few ? 0 : PackedProjections<T>::need(Use::kGradient, p)));
     const ProjectionBackward<T> work(p, in, grads, lease.arena);
-    const int64_t room = ProjectionBackward<T>::conv_rows(p) * p.hidden();
     const std::vector<T*> panels = for_workers<T>(lease.arena, threads, kPanelRoom<T>);
-    const std::vector<T*> convolved[2] = {for_workers<T>(lease.arena, threads, room),
-                                          for_workers<T>(lease.arena, threads, room)};
-    work.weights.pack(threads);
-    for_each(threads, work.blocks.count, [&](int64_t i, int64_t worker) {
-        const int64_t first = work.blocks.begin(i), last = work.blocks.begin(i + 1);
-        T* const own[2] = {convolved[0][worker], convolved[1][worker]};
-        work.gate_gradients(i, first, last);
-        work.input_gradient(i, first, last, own);
-    });
+    const std::vector<T*> convolved[2] = {for_workers<T>(lease.arena, copies, room),
+                                          for_workers<T>(lease.arena, copies, room)};
+    if (few) {
+        for_each(threads, work.blocks.count, [&](int64_t i, int64_t) { work.gate_gradients(i); });
+        T* const own[2] = {convolved[0][0], convolved[1][0]};
+        work.all_input_gradients(own, panels);
+    } else {
+        const PackedProjections<T> weights(Use::kGradient, p, lease.arena);
+        weights.pack(threads);
+        for_each(threads, work.blocks.count, [&](int64_t i, int64_t worker) {
+            T* const own[2] = {convolved[0][worker], convolved[1][worker]};
+            work.gate_gradients(i);
+            work.input_gradient(i, weights, own);
+        });
+    }
     work.weight_gradients(panels);
     work.sum_blocks();
 }

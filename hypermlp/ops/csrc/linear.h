@@ -1,5 +1,6 @@
-// How all threads share the products of activations [N, inputs] with weights [outputs, inputs], by row blocks
-// of the activations, and the gradients of the weights, by parts of a weight.
+// How all threads share the products of activations [N, inputs] with weights [outputs, inputs]: by row blocks
+// of the activations, or, if these are few, by panels of the weights. The gradients of the weights are shared
+// by parts of a weight.
 #pragma once
 
 #include <vector>
@@ -32,9 +33,17 @@ constexpr int64_t kPanelDepth = 256;  // rows of a panel that are packed at a ti
 template <typename T>
 constexpr int64_t kPanelRoom = kPanelDepth* kPanel<T>;
 
+// Buffers of `count` elements, one for each worker.
+template <typename T>
+std::vector<T*> for_workers(Arena& arena, int64_t workers, int64_t count) {
+    std::vector<T*> found;
+    for (int64_t worker = 0; worker < workers; ++worker) found.push_back(arena.take<T>(count));
+    return found;
+}
+
 // c[rows, columns] from a[rows, depth] and one panel of columns, packed piece by piece: fill(k, count, panel)
 // writes its rows [k, k + count).
-template <typename T, typename Fill>
+template <typename T, Into into = Into::kNew, typename Fill>
 void multiply_panel(int64_t rows, int64_t columns, int64_t depth, View<T> a, const Fill& fill, T* panel, T* c,
                     int64_t ldc) {
     for (int64_t k = 0; k < depth; k += kPanelDepth) {
@@ -42,10 +51,55 @@ void multiply_panel(int64_t rows, int64_t columns, int64_t depth, View<T> a, con
         const View<T> part{a.data + k * a.column, a.row, a.column};
         fill(k, count, panel);
         if (k == 0)
-            multiply<T>(rows, columns, count, part, panel, 0, c, ldc);
+            multiply<T, into>(rows, columns, count, part, panel, 0, c, ldc);
         else
             multiply<T, Into::kAdd>(rows, columns, count, part, panel, 0, c, ldc);
     }
+}
+
+// Whether rows of activations are few: panel after panel of the weights is then packed in the L1 cache of the
+// worker that uses it for all rows. With more rows it pays to pack the weights once for all threads
+// (weights.h), and to finish a block of rows while it is in the cache.
+inline bool are_few(int64_t rows) { return rows <= 512; }
+
+// c[rows, columns], the sum over terms of a[rows, depth] times a matrix [depth, columns] read in place.
+template <typename T>
+struct Product {
+    struct Term {
+        const T* a;
+        int64_t depth;
+        View<T> right;
+    };
+    T* c;
+    int64_t columns;
+    std::vector<Term> terms;
+};
+
+// Compute products of few rows. A task is a panel of columns of one product.
+template <typename T>
+void multiply_few_rows(int64_t rows, const std::vector<Product<T>>& products, int64_t threads,
+                       const std::vector<T*>& panels) {
+    std::vector<std::pair<const Product<T>*, int64_t>> tasks;
+    for (const Product<T>& product : products)
+        for (int64_t j = 0; j < product.columns; j += kPanel<T>) tasks.emplace_back(&product, j);
+    for_each(threads, static_cast<int64_t>(tasks.size()), [&](int64_t i, int64_t worker) {
+        const Product<T>& product = *tasks[i].first;
+        const int64_t j = tasks[i].second, count = std::min(product.columns - j, kPanel<T>);
+        for (const auto& term : product.terms) {
+            const View<T>& right = term.right;
+            const View<T> a{term.a, term.depth, 1};
+            const auto fill = [&](int64_t k, int64_t depth, T* panel) {
+                const View<T> part{right.data + k * right.row, right.row, right.column};
+                pack_panel<T>(depth, product.columns, part, j, panel);
+            };
+            T* panel = panels[worker];
+            if (&term == product.terms.data())
+                multiply_panel<T>(rows, count, term.depth, a, fill, panel, product.c + j, product.columns);
+            else
+                multiply_panel<T, Into::kAdd>(rows, count, term.depth, a, fill, panel, product.c + j,
+                                              product.columns);
+        }
+    });
 }
 
 // The gradient of a weight, to[outputs, inputs] = grad[N, outputs]^T input[N, inputs], as tasks for several

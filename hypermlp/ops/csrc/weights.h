@@ -10,6 +10,12 @@ namespace hypermlp {
 
 enum class Use { kForward, kGradient };  // x weight^T, or the gradient of x, which is grad weight
 
+// The matrix on the right of the product, read in place.
+template <typename T>
+View<T> right_factor(Use use, const T* weight, int64_t inputs) {
+    return use == Use::kForward ? View<T>{weight, 1, inputs} : View<T>{weight, inputs, 1};
+}
+
 template <typename T>
 struct PackedWeight {
     int64_t depth, columns;  // of the matrix on the right of the product
@@ -23,7 +29,7 @@ struct PackedWeight {
     PackedWeight(Use use, const T* weight, int64_t outputs, int64_t inputs, Arena& arena)
         : depth(use == Use::kForward ? inputs : outputs),
           columns(use == Use::kForward ? outputs : inputs),
-          view(use == Use::kForward ? View<T>{weight, 1, inputs} : View<T>{weight, inputs, 1}),
+          view(right_factor(use, weight, inputs)),
           panels(arena.take<T>(depth * padded<T>(columns))) {}
     void pack(int64_t threads) const {
         if (depth == 0) return;
