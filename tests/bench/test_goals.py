@@ -1,10 +1,12 @@
 """The goals of the CPU kernels: every goal gets a row, and the table says which ones are reached."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from hypermlp.bench import goals
-from hypermlp.bench.goals import MEMORY, Goal
+from hypermlp.bench.goals import MEMORY, Goal, Pair
 from hypermlp.ops import native
 
 
@@ -17,22 +19,28 @@ def test_every_goal_is_measured(monkeypatch):
         Goal("layer forward", 1, 8, 32, 0.0, 0.0, MEMORY),
         Goal("core forward+backward", 1, 8, 32, 0.0, 0.0),
     )
+    pairs = (
+        Pair("threads", partial(goals.on_threads, 16, 32), 1e9, 0.0),
+        Pair("decoding", partial(goals.decoding, 1, 8, 32), 0.0, 0.0),
+    )
     monkeypatch.setattr(goals, "GOALS", small)
+    monkeypatch.setattr(goals, "PAIRS", pairs)
     seen, threads = [], torch.get_num_threads()
     try:
         rows = goals.measure(rounds=3, seconds=1, report=seen.append)
     finally:
         torch.set_num_threads(threads)
-    assert len(seen) == 3  # both goals of the layer share their measurement
-    assert len(rows) == len(small) + 1
+    assert len(seen) == 4  # both goals of the layer share their measurement
+    assert len(rows) == len(small) + len(pairs)
     assert rows[1]["ratio_quartiles"] is None
     for row in (rows[0], *rows[2:]):
         low, high = row["ratio_quartiles"]
         assert 0 < low <= row["ratio"] <= high
     lines = goals.table(rows).markdown().splitlines()[2:]
-    assert [line.rsplit("| ", 1)[1] for line in lines[:3]] == ["yes |", "no |", "no |"]
+    assert [line.rsplit("| ", 1)[1] for line in lines] == ["yes |", "no |", "no |", "yes |", "no |"]
 
 
 def test_goals_name_their_cases():
-    assert len({goal.text for goal in goals.GOALS}) == len(goals.GOALS)
-    assert all(goal.aim < goal.at_most for goal in goals.GOALS)
+    known = [*goals.GOALS, *goals.PAIRS]
+    assert len({goal.text for goal in known}) == len(known)
+    assert all(goal.aim < goal.at_most for goal in known)
