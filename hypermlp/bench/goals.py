@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -17,6 +18,7 @@ from hypermlp.testing import randomise_
 
 LABEL = "G-cg-q-12o"
 TIME, MEMORY = "time", "peak memory"
+PROCESSES = 5  # that measure each case
 
 
 @dataclass(frozen=True)
@@ -136,27 +138,33 @@ def table(rows: list[Row]) -> Table:
 def measure(*, rounds: int, seconds: float, report: Callable[[str], None]) -> list[Row]:
     """Return a row for each goal. ``report`` is called with the name of each case before it is measured.
 
-    Each case has a process of its own: the memory that earlier cases leave to the allocator would decide how
-    many pages a later one has to ask for.
+    Each case is measured in several processes of its own, each with ``rounds`` and ``seconds``, and the
+    median of their ratios counts. The place of a process in memory changes a ratio by several percent, and so
+    would the memory that earlier cases leave to the allocator.
     """
-    measured: dict[tuple[Case, str], Row] = {}
     rows: list[Row] = []
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as processes:
+
+        def in_the_middle(function: Callable[..., list[Row]], *arguments: Any) -> dict[str, Row]:
+            """Return the rows of the process with the median ratio, by what they measure."""
+            found: dict[str, list[Row]] = {}
+            for _ in range(PROCESSES):
+                for row in processes.submit(function, *arguments, rounds, seconds).result():
+                    found.setdefault(row["what"], []).append(row)
+            return {what: sorted(given, key=_ratio)[PROCESSES // 2] for what, given in found.items()}
+
+        measured: dict[Case, dict[str, Row]] = {}
         for goal in GOALS:
-            case = goal.case
-            if (case, goal.what) not in measured:
-                report(str(case))
-                found = processes.submit(_measure_case, case, rounds, seconds).result()
-                measured |= {(case, row["what"]): row for row in found}
-            row = measured[case, goal.what]
-            memory = goal.quantity == MEMORY
-            ratio = row["ours_mib"] / row["softmax_mib"] if memory else row["ratio"]
-            quarters = None if memory else row["ratio_quartiles"]
-            rows.append(_row(goal, ratio, quarters))
+            if goal.case not in measured:
+                report(str(goal.case))
+                measured[goal.case] = in_the_middle(_measure_case, goal.case)
+            row = measured[goal.case][goal.what]
+            if goal.quantity == MEMORY:
+                row = {"ratio": row["ours_mib"] / row["softmax_mib"], "ratio_quartiles": None}
+            rows.append(_judged(goal, row))
         for pair in PAIRS:
             report(pair.text)
-            ratios = processes.submit(_measure_pair, pair.works, rounds, seconds).result()
-            rows.append(_row(pair, median(ratios), quartiles(ratios)))
+            rows += [_judged(pair, row) for row in in_the_middle(_measure_pair, pair.works).values()]
     return rows
 
 
@@ -165,13 +173,19 @@ def _measure_case(case: Case, rounds: int, seconds: float) -> list[Row]:
     return OpBench(LABEL, case, "native", rounds=rounds, seconds=seconds).rows()
 
 
-def _measure_pair(works: Callable[[], tuple[Work, Work]], rounds: int, seconds: float) -> list[float]:
-    """Return the ratios of the time of the second work to that of the first."""
+def _measure_pair(works: Callable[[], tuple[Work, Work]], rounds: int, seconds: float) -> list[Row]:
+    """Return one row, with the ratio of the time of the second work to that of the first."""
     first, second = works()
     times = interleaved_times({"first": first, "second": second}, rounds=rounds, seconds=seconds)
-    return [b / a for a, b in zip(times["first"], times["second"], strict=True)]
+    ratios = [b / a for a, b in zip(times["first"], times["second"], strict=True)]
+    return [{"what": "pair", "ratio": median(ratios), "ratio_quartiles": quartiles(ratios)}]
 
 
-def _row(goal: Goal | Pair, ratio: float, quarters: tuple[float, float] | None) -> Row:
+def _ratio(row: Row) -> float:
+    return row["ratio"]
+
+
+def _judged(goal: Goal | Pair, row: Row) -> Row:
+    quarters = row["ratio_quartiles"]
     limits = {"at_most": goal.at_most, "aim": goal.aim}
-    return {"goal": goal.text, "ratio": ratio, "ratio_quartiles": quarters, **limits}
+    return {"goal": goal.text, "ratio": row["ratio"], "ratio_quartiles": quarters, **limits}

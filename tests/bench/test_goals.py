@@ -25,6 +25,7 @@ def test_every_goal_is_measured(monkeypatch):
     )
     monkeypatch.setattr(goals, "GOALS", small)
     monkeypatch.setattr(goals, "PAIRS", pairs)
+    monkeypatch.setattr(goals, "PROCESSES", 1)
     seen, threads = [], torch.get_num_threads()
     try:
         rows = goals.measure(rounds=3, seconds=1, report=seen.append)
