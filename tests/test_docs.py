@@ -28,7 +28,6 @@ from hypermlp.study.tuning import tuning_table
 from hypermlp.train.recipe import load_recipe
 
 ROOT = Path(__file__).parents[1]
-NOT_MEASURED = {"fox"}  # newer than the records of `hypermlp bench`; docs/baselines.md says so
 
 
 @pytest.mark.parametrize(
@@ -214,7 +213,7 @@ def test_costs_of_baselines():
     text = (ROOT / "docs" / "baselines.md").read_text()
     assert lm.cost_table(rows).markdown() in text
     times = {row["mixer"]: row["layer_ms"] for row in rows}
-    for name in BASELINES.keys() - NOT_MEASURED - {"softmax", "softmax-naive"}:
+    for name in BASELINES.keys() - {"softmax", "softmax-naive"}:
         ratio = times[name] / times["softmax"]
         assert f"{name} {ratio:.2f}" in text[text.index("One layer alone") :], (
             f"{name} is {ratio:.2f} times softmax"
@@ -228,9 +227,7 @@ def test_two_small_models_evaluated():
 
 def test_the_efficiency_table():
     rows = read_record(ROOT / "docs" / "results" / "bench-table.json", "bench-table")["results"]
-    assert [row["mixer"] for row in rows] == [
-        mixer for mixer in chosen_mixers(["all"]) if mixer not in NOT_MEASURED
-    ]
+    assert [row["mixer"] for row in rows] == chosen_mixers(["all"])
     assert efficiency.table(rows).markdown() in (ROOT / "docs" / "performance.md").read_text()
 
 
