@@ -8,7 +8,7 @@ import torch
 
 from hypermlp.bench import commits, efficiency, goals, lm, op, window
 from hypermlp.bench.gate import check_backend
-from hypermlp.bench.idle import require_idle
+from hypermlp.bench.idle import check_idle
 from hypermlp.bench.measure import WARMUPS
 from hypermlp.commands.shared import (
     DEVICE,
@@ -71,8 +71,7 @@ def op_command(args: Args) -> None:
     """``hypermlp bench op``: the operator and the layer against fused softmax attention."""
     require_at_least(args, batch=1, length=2, hidden=1, threads=1)
     require_measuring(args, rounds=1)
-    if args.json:
-        require_idle()
+    check_idle(record=bool(args.json))
     if args.against:
         _compare_commits(args)
         return
@@ -110,8 +109,7 @@ def op_command(args: Args) -> None:
         if args.sweep:
             print(f"{done} of {len(cases) * len(backends)}: {backend} {case}", file=sys.stderr, flush=True)
     print(op.table(rows).markdown())
-    if args.json:
-        require_idle()
+    check_idle(record=bool(args.json))
     save_record(args.json, "bench-op", vars(args), rows)
 
 
@@ -127,8 +125,7 @@ def _measure_goals(args: Args) -> None:
         report=lambda case: print(case, file=sys.stderr, flush=True),
     )
     print(goals.table(rows).markdown())
-    if args.json:
-        require_idle()
+    check_idle(record=bool(args.json))
     save_record(args.json, "bench-goals", {"rounds": args.rounds, "seconds": args.seconds}, rows)
 
 
@@ -144,8 +141,7 @@ def _compare_commits(args: Args) -> None:
         print(f"{args.label}: this tree against {args.against}, {4 * args.seconds:.0f} s at most", flush=True)
         rows = commits.compare(tree, settings, seconds=args.seconds)
     print(commits.table(rows).markdown())
-    if args.json:
-        require_idle()
+    check_idle(record=bool(args.json))
     save_record(args.json, "bench-commits", vars(args), rows)
 
 
@@ -306,13 +302,11 @@ def window_command(args: Args) -> None:
     """``hypermlp bench window``: decoding and training with a sliding window, at several lengths."""
     require_at_least(args, window=2, hidden=1, layers=1)
     require_measuring(args, rounds=1)
-    if args.json:
-        require_idle()
+    check_idle(record=bool(args.json))
     sizes = {name: getattr(args, name) for name in ("window", "hidden", "layers", "rounds", "seconds")}
     mixers = chosen_mixers(args.mixer)
     print(f"{len(mixers)} models, about {2 * len(mixers) * args.seconds / 60 + 1:.0f} min", flush=True)
     rows = [window.measure(mixer, **sizes) for mixer in mixers]
     print(window.table(rows).markdown())
-    if args.json:
-        require_idle()
+    check_idle(record=bool(args.json))
     save_record(args.json, "bench-window", {**sizes, "threads": torch.get_num_threads()}, rows)

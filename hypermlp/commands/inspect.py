@@ -5,6 +5,7 @@ from pathlib import Path
 
 import transformers
 
+from hypermlp.checkpoints import find_shipped
 from hypermlp.commands.shared import CHECKPOINT, Args, Argument, command, require_at_least
 from hypermlp.errors import UserError
 from hypermlp.inspect import figures
@@ -13,12 +14,18 @@ from hypermlp.inspect.panels import panels
 from hypermlp.models.loading import load
 from hypermlp.reporting.records import check_writable, write_text
 
+PROGRAM = "def area(radius):\n    return 3.14 * radius * radius\n\nprint(area(2))\n"
 LARGE = 8  # MB, above which a phone takes long to open the page
 
 
 @command(
     CHECKPOINT,
-    Argument("--prompt", required=True, help="the text to read; @FILE reads a file, - standard input"),
+    Argument(
+        "--prompt",
+        metavar="TEXT",
+        help="the text to read; @FILE reads a file, - standard input (default: with a model of the package, "
+        "a short program)",
+    ),
     Argument("--tokens", type=int, help="read only this many tokens of it (default: all)"),
     Argument("--out", default="inspect.html", metavar="FILE", help="the page (default: inspect.html)"),
     Argument("--figures", metavar="DIR", help="also write each panel as PNG and SVG (needs matplotlib)"),
@@ -26,7 +33,7 @@ LARGE = 8  # MB, above which a phone takes long to open the page
 def main(args: Args) -> None:
     check_writable(args.out)
     require_at_least(args, tokens=2)
-    prompt = read_prompt(args.prompt)
+    prompt = default_prompt(args.checkpoint) if args.prompt is None else read_prompt(args.prompt)
     if args.figures:
         figures.new_figure(1, 1)  # raises without matplotlib, before the long work
         Path(args.figures).mkdir(parents=True, exist_ok=True)
@@ -42,6 +49,13 @@ def main(args: Args) -> None:
     if args.figures:
         for path in figures.write_figures(found, Path(args.figures)):
             print(f"wrote {path}")
+
+
+def default_prompt(checkpoint: str) -> str:
+    """Return the text that a model of the package reads if there is no ``--prompt``."""
+    if find_shipped(checkpoint) is None:
+        raise UserError("--prompt is missing; pass the text to read, such as --prompt 'def f(x):' or @FILE")
+    return PROGRAM
 
 
 def read_prompt(prompt: str) -> str:

@@ -83,6 +83,8 @@ def stream(model: Any, tokenizer: Any, prompt: str, tokens: int | None, settings
             pad_token_id=tokenizer.pad_token_id,
             **settings,
         )
+    except UserError:
+        raise
     except (ValueError, TypeError, NotImplementedError) as error:  # settings that the model was saved with
         file = Path(model.config.name_or_path) / "generation_config.json"
         raise UserError(f"{file} cannot be used: {first_line(error)}; correct or remove it") from error

@@ -159,6 +159,8 @@ def test_bench_op_writes_a_table_and_a_record(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(idle, "busy_processes", lambda: {"other (7)": 0.5})
     assert main(["bench", "op", *small, "--backend", "blocked"]) == 2
     assert "other (7): 50% of a core" in capsys.readouterr().err
+    assert main(["bench", "op", *small[:-2], "--backend", "blocked"]) == 0
+    assert "warning: other processes use the machine (other (7): 50% of a core)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

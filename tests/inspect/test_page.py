@@ -235,9 +235,17 @@ def test_half_precision_is_captured_in_float32(tmp_path):
     figures.draw_routing(figures.new_figure(3, 3).subplots(), found.layers[0].heads[0].routing, 1.0)
 
 
+def test_a_model_of_the_package_has_a_prompt(tmp_path, capsys):
+    out = tmp_path / "page.html"
+    assert main(["inspect", "tiny", "--out", str(out)]) == 0
+    assert "4 layers, 68 tokens" in capsys.readouterr().out
+    assert "radius" in out.read_text()
+
+
 def test_mistakes_are_refused(checkpoint, tmp_path, capsys):
     out = ["--out", str(tmp_path / "page.html")]
     for arguments, message in (
+        ([], "--prompt is missing"),
         (["--prompt", "x"], "1 tokens; allowed: 2 to 64"),
         (["--prompt", "x" * 65], "65 tokens"),
         (["--prompt", "xyz", "--tokens", "1"], "--tokens is 1"),

@@ -117,6 +117,13 @@ def test_sample_refuses_numbers_that_mean_nothing(run, capsys, option):
     assert f"{option[0]} is" in capsys.readouterr().err
 
 
+def test_sample_does_not_blame_a_file_for_the_environment(run, capsys, monkeypatch):
+    monkeypatch.setenv("HYPERMLP_BACKEND", "nativ")
+    assert main(["sample", str(run), "x", "--tokens", "2"]) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith("hypermlp sample: unknown backend 'nativ'")
+
+
 def test_extend_and_sample_beyond_the_old_context(run, tmp_path, capsys):
     longer = tmp_path / "longer"
     assert main(["extend", str(run), "--context", "64", "--out", str(longer)]) == 0
