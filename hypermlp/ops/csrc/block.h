@@ -31,15 +31,18 @@ struct Block {
         // even if nothing is visible.
         first_key = starts ? std::min(starts[0], lag ? first_position : first_position + rows - 1) : 0;
         columns = first_position + rows - first_key;
-        ld = columns + kPanel<T>;
+        ld = stride(columns);
         aligned_ld = lag ? ld + 1 : ld;
-        aligned_offset = kPanel<T>;
-        ordinary_offset = aligned_offset + (lag ? rows - 1 : 0);
+        const int64_t skew = lag ? rows - 1 : 0;
+        ordinary_offset = whole_vectors(kPanel<T> + skew) + first_key % kLanes<T>;
+        aligned_offset = ordinary_offset - skew;
     }
 
+    // Rows in ordinary order begin at whole vectors, because a store across two cache lines takes longer.
+    static int64_t stride(int64_t columns) { return whole_vectors(columns + kPanel<T>); }
     // The size of a buffer.
     static int64_t cells(int64_t rows, int64_t columns) {
-        return rows * (columns + kPanel<T> + 1) + 2 * kPanel<T>;
+        return rows * (stride(columns) + 1) + 3 * kPanel<T>;
     }
     int64_t cells() const { return cells(rows, columns); }
     int64_t slack() const { return columns - rows; }  // keys before the first query
@@ -50,6 +53,8 @@ struct Block {
         return buffer + aligned_offset + row * aligned_ld;
     }
 
+    static int64_t whole_vectors(int64_t cells) { return (cells + kLanes<T> - 1) / kLanes<T> * kLanes<T>; }
+
     // The visible slots of a row are the columns [begin, end) of the aligned view.
     int64_t visible(int64_t row) const {
         return std::max<int64_t>(0, first_position + row + 1 - (starts ? starts[row] : first_key));
@@ -58,9 +63,7 @@ struct Block {
     int64_t end(int64_t row) const { return lag ? columns : visible(row); }
     // The end of the last whole vector from begin(row) on. What it has beyond end(row) are zeros: unseen
     // keys, or the gap.
-    int64_t vectors_end(int64_t row) const {
-        return begin(row) + (end(row) - begin(row) + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
-    }
+    int64_t vectors_end(int64_t row) const { return begin(row) + whole_vectors(end(row) - begin(row)); }
 
     // The first row that may see one of the columns [from, to) of the aligned view.
     int64_t first_seeing(int64_t from, int64_t to) const {

@@ -37,8 +37,9 @@ constexpr int kPlaceTile = 8;  // of add_in_place: 8 x 2 sums of 32 registers
 constexpr bool kManyRegisters = false;
 constexpr int kPlaceTile = 4;
 #endif
-constexpr int64_t kDepth = 256;  // rows of a panel that stay in the L1 cache
-constexpr int64_t kRows = 252;   // rows of the left factor that stay in the L2 cache, a multiple of kTile
+constexpr int64_t kDepth = 256;    // rows of a panel that stay in the L1 cache
+constexpr int64_t kRows = 252;     // rows of the left factor that stay in the L2 cache, a multiple of kTile
+constexpr int64_t kColumns = 512;  // columns of a product of more than kDepth that stay in the L2 cache
 
 template <typename T>
 constexpr int64_t kLanes = kVectorBytes / sizeof(T);
@@ -109,7 +110,9 @@ HYPERMLP_INLINE inline void unrolled(const Body& body) {
 template <typename T, Into into, int M, int N = 2, typename V = Vector<T>>
 void micro(int64_t depth, View<T> a, const T* panel, int64_t step, T* c, int64_t ldc, Scaled<T> scaled) {
     if (into != Into::kNew)
-        for (int i = 0; i < M; ++i) __builtin_prefetch((into == Into::kAdd ? c : scaled.base) + i * ldc);
+        for (int i = 0; i < M; ++i)
+            for (int n = 0; n < N; ++n)
+                __builtin_prefetch((into == Into::kAdd ? c : scaled.base) + i * ldc + n * V::kCount);
     typename V::type sum[M * N];
     unrolled<M * N>([&](auto i) HYPERMLP_INLINE { sum[i] = typename V::type{}; });
     for (int64_t k = 0; k < depth; ++k, panel += step) {
@@ -193,6 +196,17 @@ void multiply(int64_t rows, int64_t columns, int64_t depth, View<T> a, const T* 
                                      moved, rest);
     }
     rows = std::min(kRows, rows);
+    if (depth > kDepth && columns > kColumns) {
+        const bool moves = causal == Causal::kProduct || causal == Causal::kLagProduct;
+        for (int64_t j = 0; j < columns; j += kColumns) {
+            const Scaled<T> own =
+                into == Into::kScaled ? Scaled<T>{scaled.base + j, scaled.scale + j} : scaled;
+            multiply<T, into, causal, P>(rows, std::min(kColumns, columns - j), depth, a,
+                                         panels + j / width * step, step, c + j, ldc,
+                                         moves ? slack - j : slack, own);
+        }
+        return;
+    }
     if (depth > kDepth) {
         multiply<T, into, causal, P>(rows, columns, kDepth, a, panels, step, c, ldc, slack, scaled);
         for (int64_t k = kDepth; k < depth; k += kDepth) {

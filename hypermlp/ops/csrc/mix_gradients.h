@@ -115,12 +115,14 @@ struct HeadMixGrad {
     // scale += sum of y * grad, right += grad^T gated, left += y^T grad_gated, over the rows.
     void add(const Block<T>& b, const T* y, const T* grad, const T* gated, const T* grad_gated) const {
         using V = Vector<T>;
-        const int64_t row0 = mix.first_row(b), small = padded<T>(mix.rank), step = b.aligned_ld;
-        const View<T> ys = mix.view(b, y), grads = mix.view(b, grad);
-        for (int64_t j = 0; j < mix.width(b); j += kPanel<T>) {
-            const int64_t column = mix.first_column(b) + j,
-                          seeing = b.first_seeing(column, column + kPanel<T>);
-            const T *own_y = ys.data + j, *own_grad = grads.data + j;
+        const int64_t small = padded<T>(mix.rank), step = b.aligned_ld;
+        // Begin at a whole panel of slots, so that no sum lies across two cache lines. The cells before the
+        // first column are zeros: slots that no row sees, or the gap.
+        const int64_t before = mix.first_row(b) % kPanel<T>, row0 = mix.first_row(b) - before;
+        const int64_t first = mix.first_column(b) - before;
+        for (int64_t j = 0; j < before + mix.width(b); j += kPanel<T>) {
+            const int64_t seeing = b.first_seeing(first + j, first + j + kPanel<T>);
+            const T *own_y = b.aligned(y) + first + j, *own_grad = b.aligned(grad) + first + j;
             T* sums = scale + row0 + j;
             auto sum0 = V::load(sums), sum1 = V::load(sums + kLanes<T>);
             for (int64_t row = seeing; row < b.rows; ++row) {
