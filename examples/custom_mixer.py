@@ -43,8 +43,14 @@ def make(hidden_size: int, max_length: int) -> nn.Module:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--grid", default="mini", help="mini (default), or smoke: two steps of each task")
-    parser.add_argument("--tasks", nargs="+", default=["in-context-recall"], choices=list(mad.TASKS))
+    parser.add_argument("--grid", default="mini", help="mini (default), or smoke: two steps")
+    parser.add_argument(
+        "--tasks",
+        nargs="+",
+        default=["in-context-recall"],
+        choices=list(mad.TASKS),
+        help="tasks of the benchmark (default: in-context-recall)",
+    )
     args = parser.parse_args()
     for name, mixer in {"DecayedMemory": make, "HyperGLU": "G-cg-q-12o"}.items():
         table = mad.benchmark(mixer, grid=args.grid, tasks=args.tasks)

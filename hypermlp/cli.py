@@ -8,7 +8,7 @@ import sys
 from typing import Any, NamedTuple
 
 from hypermlp import __version__
-from hypermlp.errors import UserError
+from hypermlp.errors import UserError, describe
 
 
 class Command(NamedTuple):
@@ -162,7 +162,7 @@ def _run(name: str, command: Command, words: list[str]) -> int:
     except BrokenPipeError:  # stdout was closed, for example by `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (UserError, OSError) as error:
-        print(f"hypermlp {name}: {error}", file=sys.stderr)
+        print(f"hypermlp {name}: {describe(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"hypermlp {name}: interrupted", file=sys.stderr)

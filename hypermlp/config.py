@@ -180,7 +180,7 @@ class MixerConfig:
             name,
             width,
             isinstance(width, int) and width > 0 and width % parts == 0,
-            f"a positive multiple of {parts} ({self.num_heads} heads)",
+            f"a positive multiple of {parts} (num_heads is {self.num_heads})",
         )
 
     @property
@@ -319,5 +319,6 @@ def require_options(settings: object, options: Mapping[str, Sequence[str]], pref
 def find_option(what: str, name: object, options: Mapping[str, Option]) -> Option:
     """Return ``options[name]``; for an unknown name, raise an error that lists the allowed ones."""
     if not isinstance(name, str) or name not in options:
-        raise UserError(f"unknown {what} {name!r}; allowed: {', '.join(options)}")
+        note = near_miss(name, options) if isinstance(name, str) else ""
+        raise UserError(f"unknown {what} {name!r}{note}; allowed: {', '.join(options)}")
     return options[name]

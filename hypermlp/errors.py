@@ -22,6 +22,13 @@ class UserError(ValueError):
     """
 
 
+def describe(error: BaseException) -> str:
+    """Return an error's message; that of a system call names the file first: "x.txt: No such file ..."."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, shortened, or the error's type if there is none.
 

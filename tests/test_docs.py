@@ -89,11 +89,11 @@ def test_results_in_the_readme():
             f"{100 * mad.scores[x]['compression']:.1f}" for x in labels
         ],
         "language model, 1.06M parameters, loss in nats per byte, five seeds, tuned rates": losses,
-        "the same at a low learning rate and 0.82M softmax parameters, bits per byte": bits,
+        "language model, low learning rate, 1.06M against 0.82M parameters, bits per byte": bits,
         "layer, forward and backward, width 768, 1024 positions": [f"{value:.0f} ms" for value in train[:2]],
         "layer, one token of decoding": [f"{value:.2f} ms" for value in decode[:2]],
         "layer, forward and backward, width 128": [f"{value:.1f} ms" for value in narrow[:2]],
-        "memory of the same at width 768": [f"{value:.1f} MiB" for value in train[2:]],
+        "memory of the layer, forward and backward, width 768": [f"{value:.1f} MiB" for value in train[2:]],
     }
     higher_is_better = {name for name in rows if name.startswith("MAD")}
     text = (ROOT / "README.md").read_text()

@@ -65,7 +65,9 @@ def stream(model: Any, tokenizer: Any, prompt: str, tokens: int | None, settings
 
     ``tokens`` is the number of new tokens, None for the default; ``settings`` go to ``generate``.
     """
-    inputs = tokenizer(prompt or tokenizer.bos_token, return_tensors="pt", add_special_tokens=False)
+    # The check of the length is below, with a message of our own (verbose=False).
+    text = prompt or tokenizer.bos_token
+    inputs = tokenizer(text, return_tensors="pt", add_special_tokens=False, verbose=False)
     context, given = model.config.max_position_embeddings, inputs["input_ids"].shape[1]
     if not model.is_endless and given + (tokens or 1) > context:
         raise UserError(
@@ -74,8 +76,9 @@ def stream(model: Any, tokenizer: Any, prompt: str, tokens: int | None, settings
             "`hypermlp extend`, or train a model with model.sliding_window (docs/long-context.md)"
         )
     room = USUAL if model.is_endless else min(USUAL, context - given)
-    began = time.perf_counter()
     try:
+        model(inputs["input_ids"][:, :1].to(model.device))  # may build the kernels, before the clock starts
+        began = time.perf_counter()
         out = model.generate(
             **inputs.to(model.device),
             streamer=transformers.TextStreamer(tokenizer, skip_prompt=not prompt, skip_special_tokens=True),

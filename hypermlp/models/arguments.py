@@ -3,7 +3,7 @@
 Shapes: B batch, T new positions, P positions in the cache.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -37,6 +37,21 @@ PASSED = (  # arguments of transformers that a model receives as keywords
     "tokenizer",  # generate passes these two on when it is given them, for stop strings
     "assistant_tokenizer",
 )
+
+
+def embed(embedding: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
+    """Return the embeddings of token ids; on a CPU, an id that has none is named."""
+    if torch.compiler.is_compiling():
+        return embedding(ids)
+    try:
+        return embedding(ids)
+    except IndexError as error:
+        size = getattr(embedding, "num_embeddings", None)
+        wrong = ids.max() if size is not None and ids.max() >= size else ids.min()
+        raise UserError(
+            f"input_ids has the token id {int(wrong)}; ids must be 0 or more and below the size of the "
+            f"vocabulary, {size}"
+        ) from error
 
 
 def check_arguments(given: Mapping[str, Any], own: Iterable[str]) -> None:

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer
 
 from hypermlp.checkpoints import MODELS, find_shipped
-from hypermlp.config import LARGEST_SIZE, is_integer
+from hypermlp.config import LARGEST_SIZE, is_integer, near_miss
 from hypermlp.errors import UserError, first_line
 from hypermlp.models.configuration_hypermlp import HyperMLPConfig
 from hypermlp.models.memory import require_memory
@@ -108,8 +108,9 @@ def model_folder(name: str) -> Path:
             return folder
     newest = newest_complete(run)
     if newest is None:
+        note = near_miss(name, MODELS.values())
         raise UserError(
-            f"{name} {'has no model' if run.is_dir() else 'is not a folder'}; "
+            f"{name} {'has no model' if run.is_dir() else 'is not a folder'}{note}; "
             "allowed: a folder of save_pretrained, a checkpoint, a run of `hypermlp train`, or "
             f"{' or '.join(MODELS.values())}, which come with the package"
         )
@@ -117,8 +118,8 @@ def model_folder(name: str) -> Path:
 
 
 def is_local(name: str) -> bool:
-    """Return whether ``name`` is a folder here or a shipped model, and not a name on the hub."""
-    return Path(name).is_dir() or find_shipped(name) is not None
+    """Return whether ``name`` is a folder here or a shipped model, or nearly its name, and not one of the hub."""
+    return Path(name).is_dir() or find_shipped(name) is not None or bool(near_miss(name, MODELS.values()))
 
 
 def our_config(name: str) -> HyperMLPConfig:

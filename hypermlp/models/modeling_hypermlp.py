@@ -31,7 +31,7 @@ from hypermlp.layers.registry import layer_of
 from hypermlp.layers.state import DecodingState
 from hypermlp.layers.step import is_plain
 from hypermlp.layers.visibility import Visibility, visibility_after
-from hypermlp.models.arguments import CAUSAL_ARGUMENTS, MODEL_ARGUMENTS, check_arguments, check_context
+from hypermlp.models.arguments import CAUSAL_ARGUMENTS, MODEL_ARGUMENTS, check_arguments, check_context, embed
 from hypermlp.models.cache import layer_state
 from hypermlp.models.configuration_hypermlp import HyperMLPConfig
 from hypermlp.models.extension import extend_context_
@@ -240,7 +240,7 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
         check_arguments(kwargs, MODEL_ARGUMENTS)
         if (input_ids is None) == (inputs_embeds is None):
             raise UserError("exactly one of input_ids and inputs_embeds must be given")
-        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        x = embed(self.embed_tokens, input_ids) if input_ids is not None else inputs_embeds
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         packed = Packed(**{name: kwargs[name] for name in Packed._fields if name in kwargs})

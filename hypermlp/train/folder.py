@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,27 @@ class RunFolder:
     def __init__(self, path: Path):
         self.path, self.record = path, path / "recipe.json"
 
-    def lock(self) -> contextlib.AbstractContextManager[Any]:
-        """Lock the folder until the returned context ends, or the process does, even if it is killed."""
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Lock the folder until the context ends, or the process does, even if it is killed.
+
+        A folder that did not exist before is removed again if nothing was written to it.
+        """
+        new, lock = not self.path.exists(), FileLock(self.path / ".lock", blocking=False)
         self.path.mkdir(parents=True, exist_ok=True)
         try:
-            return FileLock(self.path / ".lock", blocking=False).acquire()
+            lock.acquire()
         except Timeout as error:
             raise BusyError(
                 f"another process is training in {self.path}; wait for it to end, or use another --out"
             ) from error
+        try:
+            yield
+        finally:
+            if new and [path.name for path in self.path.iterdir()] == [".lock"]:
+                (self.path / ".lock").unlink()
+                self.path.rmdir()
+            lock.release()
 
     def beginning(self) -> dict[str, Any]:
         """Return the content of recipe.json; empty if the run has not begun."""

@@ -23,6 +23,13 @@ from hypermlp.models import HyperMLPConfig
 from hypermlp.train.matching import MATCH, matched_config
 
 TOKENIZER_SIZES = {"bytes": 257, "gpt2": 50_257}
+KINDS = {  # types in messages
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    types.NoneType: "null",
+}
 RECIPE_FOLDERS = [
     Path(__file__).parents[level] / "recipes" for level in (1, 2)
 ]  # in the package; in a checkout
@@ -246,7 +253,9 @@ def find_recipe(name: str) -> Path:
     for candidate in (Path(name), *named):
         if candidate.is_file():
             return candidate
-    raise UserError(f"no recipe {name!r}; allowed: a YAML file, or one of {', '.join(recipe_names())}")
+    names = recipe_names()
+    note = near_miss(name, names)
+    raise UserError(f"no recipe {name!r}{note}; allowed: a YAML file, or one of {', '.join(names)}")
 
 
 def recipe_names() -> list[str]:
@@ -350,9 +359,10 @@ def build(cls: type, content: dict[str, Any], where: str) -> Any:
     """Build a dataclass from a dictionary, checking keys and types; messages put ``where`` before keys."""
     hints = typing.get_type_hints(cls)
     for key in content:
-        require(
-            "recipe key", f"{where}{key}", key in hints, f"one of {', '.join(where + name for name in hints)}"
-        )
+        if key not in hints:
+            note = near_miss(str(key), hints)
+            allowed = ", ".join(where + name for name in hints)
+            raise UserError(f"unknown recipe key {where + str(key)!r}{note}; allowed: {allowed}")
     for each in dataclasses.fields(cls):
         optional = {each.default, each.default_factory} != {dataclasses.MISSING}
         require(f"recipe key {where}{each.name}", "missing", optional or each.name in content, "given")
@@ -370,7 +380,7 @@ def _value(value: Any, hint: Any, where: str) -> Any:
             return float(value)  # YAML reads 6e-4 as a string
     if any(_matches(value, option) for option in options):
         return value
-    names = ("null" if each is types.NoneType else getattr(each, "__name__", repr(each)) for each in options)
+    names = (KINDS.get(each) or getattr(each, "__name__", repr(each)) for each in options)
     raise UserError(f"{where} is {value!r}; it must be {' or '.join(names)}")
 
 

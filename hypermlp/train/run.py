@@ -139,9 +139,9 @@ def _train(recipe: Recipe, run: RunFolder, resume: bool, init_from: str | None, 
             run.check_data(prepared.digest)
         elif resume:  # the run may have been stopped before its first checkpoint
             init_from = init_from or run.beginning().get("init_from")
+        model = build_model(recipe, prepared, init_from if checkpoint is None else None)
         if is_main_process():
             run.begin(recipe, prepared.digest, init_from)
-        model = build_model(recipe, prepared, init_from if checkpoint is None else None)
         trainer = build_trainer(recipe, folder, prepared, model, callbacks)
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         return trainer.save_final() if trainer.state.global_step >= recipe.training.steps else folder

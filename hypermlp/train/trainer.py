@@ -60,7 +60,8 @@ def training_arguments(recipe: Recipe, folder: Path, processes: int) -> Training
         save_steps=training.save_every,
         logging_steps=training.log_every,
         report_to=training.report_to or "none",
-        gradient_checkpointing=training.gradient_checkpointing,
+        # transformers 5.23 warns about this argument even if it is False.
+        **({"gradient_checkpointing": True} if training.gradient_checkpointing else {}),
         use_cache=recipe.model.get("use_cache", True),  # goes into config.json; training itself uses none
         torch_compile=training.compile,
         use_cpu=cpu,

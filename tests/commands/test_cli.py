@@ -40,15 +40,20 @@ def test_an_unknown_command_fails(capsys):
 
 
 @pytest.mark.parametrize(
-    "error", [UserError("--json is wrong; name a file"), FileNotFoundError("no such file: x")]
+    ("error", "line"),
+    [
+        (UserError("--json is wrong; name a file"), "--json is wrong; name a file"),
+        (FileNotFoundError("no such file: x"), "no such file: x"),
+        (FileNotFoundError(2, "No such file or directory", "x.txt"), "x.txt: No such file or directory"),
+    ],
 )
-def test_a_mistake_of_the_user_is_one_line(monkeypatch, capsys, error):
+def test_a_mistake_of_the_user_is_one_line(monkeypatch, capsys, error, line):
     def fail(args):
         raise error
 
     monkeypatch.setattr(info, "main", shared.command()(fail))
     assert main(["info"]) == 2
-    assert capsys.readouterr().err == f"hypermlp info: {error}\n"
+    assert capsys.readouterr().err == f"hypermlp info: {line}\n"
 
 
 def test_a_name_that_is_not_text_can_be_printed(monkeypatch, capfd):

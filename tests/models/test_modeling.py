@@ -100,6 +100,14 @@ def test_what_cannot_be_masked_is_refused(ids):
             model(ids, **arguments)
 
 
+@pytest.mark.parametrize("wrong", [64, 1000, -1])
+def test_a_token_id_beyond_the_vocabulary_is_named(wrong, ids):
+    model = build("R-cg-q-12o", vocab_size=64)
+    message = f"token id {wrong}; ids must be 0 or more and below the size of the vocabulary, 64"
+    with pytest.raises(UserError, match=message):
+        model(torch.full_like(ids, wrong))
+
+
 def test_more_tokens_than_the_context_are_refused_in_the_models_words():
     model, long = build(), torch.zeros(2, 65, dtype=torch.long)
     message = r"65 tokens in a row, but the model's context is 64 \(max_position_embeddings\)"

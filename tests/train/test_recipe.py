@@ -23,9 +23,10 @@ def test_values_and_overrides(recipe_file):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("training.stepz=5", r"'training.stepz'; it must be one of training.steps"),
-        ("training.steps=soon", "training.steps is 'soon'; it must be int"),
-        ("training.steps=true", "training.steps is True; it must be int"),
+        ("training.stepz=5", r"'training.stepz' \(did you mean 'steps'\?\); allowed: training.steps"),
+        ("training.clip=high", "training.clip is 'high'; it must be a number"),
+        ("training.steps=soon", "training.steps is 'soon'; it must be a whole number"),
+        ("training.steps=true", "training.steps is True; it must be a whole number"),
         ("training.steps=0", "training.steps is 0; it must be positive"),
         ("training.batch_tokens=100", "a multiple of data.context = 32"),
         (
@@ -47,12 +48,17 @@ def test_values_and_overrides(recipe_file):
         ("data.streaming=true", "unless the source is hub:NAME"),
         ("model.depth=3", "'depth'; it must be a field of HyperMLPConfig"),
         ("steps=5", "section.key=value"),
-        ("extra.key=5", "'extra'; it must be one of name, model, data, training"),
+        ("extra.key=5", "unknown recipe key 'extra'; allowed: name, model, data, training"),
     ],
 )
 def test_mistakes_are_reported_before_any_work(recipe_file, override, message):
     with pytest.raises(ValueError, match=message):
         load_recipe(str(recipe_file), [override])
+
+
+def test_a_misspelled_recipe_is_answered_with_the_nearest():
+    with pytest.raises(UserError, match=r"no recipe 'cpu-minni' \(did you mean 'cpu-mini'\?\); allowed: "):
+        load_recipe("cpu-minni")
 
 
 RATES = "training.learning_rate={S-p: 1e-3, gla: 2e-3, default: 4e-3}"

@@ -175,6 +175,19 @@ def test_one_process_writes_to_a_folder(recipe_file, tmp_path):
     train(load_recipe(str(recipe_file)), tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    ("override", "init_from"), [("data.source=missing/texts", None), ("training.steps=4", "missing/model")]
+)
+def test_a_run_that_is_refused_leaves_no_folder(recipe_file, tmp_path, override, init_from):
+    with pytest.raises(UserError, match="missing"):
+        train(load_recipe(str(recipe_file), [override]), tmp_path / "run", init_from=init_from)
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    with pytest.raises(UserError, match="missing"):
+        train(load_recipe(str(recipe_file), [override]), tmp_path / "run", init_from=init_from)
+    assert (tmp_path / "run").exists()
+
+
 def test_a_finished_run_is_left_alone(recipe_file, tmp_path, capsys):
     recipe = load_recipe(str(recipe_file))
     final = train(recipe, tmp_path / "run")
