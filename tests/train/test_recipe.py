@@ -124,7 +124,7 @@ def test_rates_in_yaml(recipe_file):
         (["training.learning_rate={S-q: 1e-3, default: 1e-3, 3: 1e-3}"], "3"),
         (["training.learning_rate={spp: 1e-3, default: 1e-3}"], "unknown mixer 'spp'"),
         (["training.learning_rate={Q-*: 1e-3, default: 1e-3}"], r"unknown mixer 'Q-\*'"),
-        (["training.learning_rate={default: fast}"], "training.learning_rate is 'fast'; it must be float"),
+        (["training.learning_rate={default: fast}"], "training.learning_rate is 'fast'; it must be a number"),
         (["training.min_learning_rate=ten%"], "training.min_learning_rate, in percent, is 'ten'"),
         (
             ["training.min_learning_rate=-10%"],
