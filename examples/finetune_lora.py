@@ -96,7 +96,12 @@ def main() -> None:
     parser.add_argument("--model", help="a saved model (default: a small one is trained first)")
     parser.add_argument("--steps", type=int, default=100, help="steps of fine-tuning (default: 100)")
     parser.add_argument("--base-steps", type=int, default=100, help="steps of the base model (default: 100)")
-    parser.add_argument("--out", type=Path, default=Path("runs/finetuned"), help="folder of the adapter (default: runs/finetuned)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/finetuned"),
+        help="folder of the adapter (default: runs/finetuned)",
+    )
     args = parser.parse_args()
     if args.model is None:
         recipe = load_recipe("demo", [f"training.steps={args.base_steps}", "training.warmup_steps=0"])

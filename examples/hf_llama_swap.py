@@ -2,10 +2,10 @@
 
     python examples/hf_llama_swap.py                   # about a minute and a half on 2 cores
 
-Everything else stays Llama's: embeddings, norms, MLPs, head, ``save_pretrained``. HyperGLU's model
-has 15 % more parameters here. Text is generated without a cache. For cached generation, padding and packing, use
-``HyperMLPForCausalLM`` with ``block="llama"``, which is the same model with all of it (docs/language-model.md).
-Needs pip install '.[train]' in the clone.
+Everything else stays Llama's: embeddings, norms, MLPs, head, ``save_pretrained``. HyperGLU's model has
+15 % more parameters here. Text is generated without a cache. For cached generation, padding and packing, use
+``HyperMLPForCausalLM`` with ``block="llama"``, the same model with all of it (docs/language-model.md). Needs
+pip install '.[train]' in the clone.
 """
 
 import argparse

@@ -3,8 +3,9 @@
     python examples/swap_attention.py                  # about a minute and a half on 2 cores
     python examples/swap_attention.py --steps 1000
 
-The model predicts the bytes of Python's standard library. HyperGLU's has 11 % more parameters, and each has its own
-learning rate; docs/study.md compares models of equal size. Needs torch; with matplotlib, the curves are drawn.
+The model predicts the bytes of Python's standard library. HyperGLU's has 11 % more parameters, and each has
+its own learning rate; docs/study.md compares models of equal size. Needs torch; with matplotlib, the curves
+are drawn.
 """
 
 import argparse

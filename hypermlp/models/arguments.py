@@ -39,7 +39,7 @@ PASSED = (  # arguments of transformers that a model receives as keywords
 )
 
 
-def embed(embedding: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
+def embed(embedding: Callable[..., Tensor], ids: Any) -> Tensor:
     """Return the embeddings of token ids; on a CPU, an id that has none is named."""
     if torch.compiler.is_compiling():
         return embedding(ids)

@@ -118,7 +118,7 @@ def model_folder(name: str) -> Path:
 
 
 def is_local(name: str) -> bool:
-    """Return whether ``name`` is a folder here or a shipped model, or nearly its name, and not one of the hub."""
+    """Return whether ``name`` is a folder here or (nearly) that of a shipped model, not one of the hub."""
     return Path(name).is_dir() or find_shipped(name) is not None or bool(near_miss(name, MODELS.values()))
 
 

@@ -240,7 +240,7 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
         check_arguments(kwargs, MODEL_ARGUMENTS)
         if (input_ids is None) == (inputs_embeds is None):
             raise UserError("exactly one of input_ids and inputs_embeds must be given")
-        x = embed(self.embed_tokens, input_ids) if input_ids is not None else inputs_embeds
+        x = embed(self.embed_tokens, input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         packed = Packed(**{name: kwargs[name] for name in Packed._fields if name in kwargs})

@@ -43,6 +43,9 @@ def training_arguments(recipe: Recipe, folder: Path, processes: int) -> Training
         f"a list with some of {', '.join(sorted(INTEGRATION_TO_CALLBACK))}",
     )
     cpu = not torch.cuda.is_available()
+    # transformers 5.23 warns about this argument even if it is False.
+    asked = training.gradient_checkpointing
+    checkpointing: dict[str, Any] = {"gradient_checkpointing": True} if asked else {}
     return TrainingArguments(
         output_dir=str(folder),
         run_name=recipe.name,
@@ -60,8 +63,7 @@ def training_arguments(recipe: Recipe, folder: Path, processes: int) -> Training
         save_steps=training.save_every,
         logging_steps=training.log_every,
         report_to=training.report_to or "none",
-        # transformers 5.23 warns about this argument even if it is False.
-        **({"gradient_checkpointing": True} if training.gradient_checkpointing else {}),
+        **checkpointing,
         use_cache=recipe.model.get("use_cache", True),  # goes into config.json; training itself uses none
         torch_compile=training.compile,
         use_cpu=cpu,
