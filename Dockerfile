@@ -17,7 +17,7 @@ COPY pyproject.toml README.md LICENSE hatch_build.py ./
 COPY hypermlp hypermlp
 COPY recipes recipes
 
-# The newest torch of the package index, which brings CUDA: constraints.txt pins one without.
+# The newest torch of the package index, which brings CUDA. constraints.txt pins the version that was tested, on CPUs.
 RUN pip install --no-cache-dir '.[train,baselines,report]'
 
 WORKDIR /work

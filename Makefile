@@ -120,7 +120,7 @@ $(SITE_STAMP): pyproject.toml constraints.txt
 	touch $(SITE_STAMP)
 
 $(DEMO_STAMP): pyproject.toml constraints.txt
-	@echo "installing PyTorch, transformers and matplotlib into $(VENV): about 1.6 GB on the disk, a few minutes"
+	@echo "installing PyTorch, transformers and matplotlib into $(VENV): 1.6 GB with the CPU build of PyTorch, a few minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --progress-bar on -c constraints.txt torch
 	$(BIN)/pip install --progress-bar on -c constraints.txt -e '.[train,report]'

@@ -140,9 +140,10 @@ def main(argv: list[str] | None = None) -> int:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
+        extra = name if name in EXTRAS.values() else EXTRAS[package]  # eval, report and serve have their own
         print(
             f"hypermlp {name} needs the package {package}, which is not installed: "
-            f"pip install 'hypermlp[{EXTRAS[package]}]'",
+            f"pip install 'hypermlp[{extra}]'",
             file=sys.stderr,
         )
         return 2

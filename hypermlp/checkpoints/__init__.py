@@ -17,7 +17,8 @@ def tiny(mixer: str = "hyperglu") -> Path:
     """Return the folder of a small trained language model, for ``from_pretrained``.
 
     It has a million parameters and was trained on the source of Python's standard library. README.md in the
-    folder is its model card. The commands of ``hypermlp`` accept the names "tiny" and "tiny-softmax".
+    folder is its model card. The commands of ``hypermlp`` accept the names "tiny" and "tiny-softmax". The
+    Auto classes of transformers load it after ``import hypermlp.models``.
 
     Args:
         mixer: "hyperglu", or "softmax" for a model with softmax attention and as many parameters.

@@ -108,7 +108,7 @@ def model_folder(name: str) -> Path:
             return folder
     newest = newest_complete(run)
     if newest is None:
-        note = near_miss(name, MODELS.values())
+        note = "" if run.is_dir() else near_miss(name, MODELS.values())
         raise UserError(
             f"{name} {'has no model' if run.is_dir() else 'is not a folder'}{note}; "
             "allowed: a folder of save_pretrained, a checkpoint, a run of `hypermlp train`, or "

@@ -124,9 +124,8 @@ def digest(*parts: bytes) -> str:
 
 def source_digest() -> str:
     """Return a hash of the C++ sources."""
-    return digest(
-        *(f"{source.name}\0".encode() + source.read_bytes() for source in sorted(SOURCES.iterdir()))
-    )
+    sources = sorted(source for source in SOURCES.iterdir() if source.suffix in (".cpp", ".h"))
+    return digest(*(f"{source.name}\0".encode() + source.read_bytes() for source in sources))
 
 
 def flags() -> tuple[str, ...]:

@@ -22,14 +22,13 @@ from hypermlp.ops.arguments import Attention, Request
 def load() -> Path:
     """Load the kernels and return the library's path. Raise BuildError on failure.
 
-    A library of the wheel is preferred. If it does not pass its self-test, warn; then, and if there is none,
-    build the kernels.
+    Libraries of the wheel are preferred. Warn about one that does not pass its self-test, and try the next
+    one; if there is none left, build the kernels.
     """
     _check_scratch_limit()
-    library = shipped.find()
-    if library is not None:
+    for library in shipped.usable():
         try:
-            torch.ops.load_library(str(library.path))
+            _register(library.path)
             problem = shipped.self_test()
         except (OSError, RuntimeError) as error:
             problem = str(error)
@@ -38,15 +37,20 @@ def load() -> Path:
         warnings.warn(f"hypermlp: {library.file} of this installation fails: {problem}", stacklevel=2)
     path = build.build()
     try:
-        with warnings.catch_warnings():  # a library that failed its test is already registered
-            warnings.filterwarnings("ignore", message="(?s).*registered kernel")
-            torch.ops.load_library(str(path))
+        _register(path)
     except OSError as error:
         raise build.BuildError(
             f"the kernels cannot be loaded: {error.__cause__ or error}; "
             "run `hypermlp build --force` to build them again"
         ) from error
     return path
+
+
+def _register(path: Path) -> None:
+    """Load a library, whose kernels replace those of a library that failed its self-test."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="(?s).*registered kernel")
+        torch.ops.load_library(str(path))
 
 
 def origin() -> str:
@@ -56,8 +60,8 @@ def origin() -> str:
         BuildError: if there are none.
     """
     path = load()
-    found = shipped.find()
-    if found is not None and path == found.path:
+    found = next((library for library in shipped.usable() if library.path == path), None)
+    if found is not None:
         return f"{found.instruction_set}, from the wheel: {path}"
     return f"{build.THIS_PROCESSOR}, built on this machine: {path}"
 

@@ -8,6 +8,8 @@ use in a process, a library must agree with ``reference`` on small inputs.
 import json
 import math
 import os
+import warnings
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,16 +41,28 @@ class Library:
     def path(self) -> Path:
         return FOLDER / self.file
 
+    def is_whole(self) -> bool:
+        """Return whether the file is what the wheel contained."""
+        try:
+            return build.digest(self.path.read_bytes()) == self.sha256
+        except OSError:
+            return False
+
 
 def find() -> Library | None:
-    """Return the library to use, or None if the kernels must be built on this machine.
+    """Return the best of the ``usable`` libraries, or None if the kernels must be built on this machine."""
+    return next(usable(), None)
 
-    Raise UserError if ``HYPERMLP_ISA`` names an instruction set that is not in the wheel, or that this
-    processor does not have.
+
+def usable() -> Iterator[Library]:
+    """Yield the whole libraries that this processor can run, best first; warn about damaged ones.
+
+    There are none if the user asks for a build on this machine. Raise UserError if ``HYPERMLP_ISA`` names an
+    instruction set that is not in the wheel, or that this processor does not have.
     """
     wanted = os.environ.get("HYPERMLP_ISA", "")
     if os.environ.get("CXX") or build.extra_flags():
-        return None
+        return
     libraries = _libraries()
     if wanted and wanted not in [library.instruction_set for library in libraries]:
         names = ", ".join(library.instruction_set for library in libraries) or "none: it has no kernels"
@@ -59,9 +73,10 @@ def find() -> Library | None:
         if wanted == library.instruction_set and missing:
             raise UserError(f"HYPERMLP_ISA is {wanted!r}, but this processor lacks {', '.join(missing)}")
         if wanted in ("", library.instruction_set) and not missing:
-            whole = library.path.exists() and build.digest(library.path.read_bytes()) == library.sha256
-            return library if whole else None
-    return None
+            if library.is_whole():
+                yield library
+            else:
+                _warn(f"{library.path} is missing or damaged; install the package again")
 
 
 def self_test() -> str | None:
@@ -77,11 +92,23 @@ def _libraries() -> list[Library]:
     """Return the libraries of this installation, best first; none if the sources were changed."""
     try:
         manifest = json.loads((FOLDER / MANIFEST).read_text())
-    except OSError:
+        sources = manifest["sources"]
+        libraries = [
+            Library(**fields | {"needs": tuple(fields["needs"])}) for fields in manifest["libraries"]
+        ]
+    except FileNotFoundError:
+        return []  # the package was not installed from a wheel with kernels
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _warn(f"{FOLDER / MANIFEST} cannot be read ({error!r}); install the package again")
         return []
-    if manifest["sources"] != build.source_digest():
+    if sources != build.source_digest():
+        _warn(f"the sources in {build.SOURCES} are not those of the kernels in {FOLDER}, which are not used")
         return []
-    return [Library(**fields | {"needs": tuple(fields["needs"])}) for fields in manifest["libraries"]]
+    return libraries
+
+
+def _warn(message: str) -> None:
+    warnings.warn(f"hypermlp: {message}", stacklevel=2)
 
 
 def _features() -> set[str]:

@@ -126,4 +126,7 @@ def main(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        raise SystemExit(f"hypermlp.train.publish: {error}") from None

@@ -65,8 +65,16 @@ def test_a_name_that_is_not_text_can_be_printed(monkeypatch, capfd):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("command", ["train demo", "sample x", "plan demo", "demo", "flops demo", "serve x"])
-def test_a_missing_package_is_named_with_its_extra(command):
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [
+        *((command, "train") for command in ("train demo", "sample x", "plan demo", "demo", "flops demo")),
+        ("serve x", "serve"),
+        ("eval x", "eval"),
+        ("report x", "report"),
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra(command, extra):
     """After a plain `pip install .` there is nothing but torch, numpy and safetensors."""
     code = (
         "import sys\n"
@@ -77,7 +85,7 @@ def test_a_missing_package_is_named_with_its_extra(command):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2
-    assert "pip install 'hypermlp[train]'" in done.stderr
+    assert f"pip install 'hypermlp[{extra}]'" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

@@ -81,11 +81,40 @@ def test_damaged_or_outdated_libraries_are_not_used(installation, tmp_path):
     installation()
     assert shipped.find() is not None
     (tmp_path / "baseline.so").write_text("damaged")
-    assert shipped.find() is None
+    with pytest.warns(UserWarning, match=r"baseline\.so is missing or damaged"):
+        assert shipped.find() is None
     (tmp_path / "baseline.so").write_text("baseline")
     manifest = json.loads((tmp_path / shipped.MANIFEST).read_text())
     (tmp_path / shipped.MANIFEST).write_text(json.dumps(manifest | {"sources": "other"}))
-    assert shipped.find() is None
+    with pytest.warns(UserWarning, match="are not those of the kernels"):
+        assert shipped.find() is None
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_text("damaged")])
+def test_the_next_best_library_takes_the_place_of_a_damaged_one(installation, tmp_path, damage):
+    installation("fma", "avx2", "avx512f")
+    damage(tmp_path / "avx512.so")
+    with pytest.warns(UserWarning, match=r"avx512\.so is missing or damaged"):
+        assert shipped.find().instruction_set == "avx2"
+
+
+@pytest.mark.parametrize("content", [b"{", b"{}", b"[]", b"\xff\xfe", b'{"sources": "", "libraries": [3]}'])
+def test_a_damaged_manifest_is_passed_over(installation, tmp_path, content):
+    installation("fma", "avx2")
+    (tmp_path / shipped.MANIFEST).write_bytes(content)
+    with pytest.warns(UserWarning, match=r"manifest\.json cannot be read .* install the package again"):
+        assert shipped.find() is None
+
+
+def test_only_sources_count(tmp_path, monkeypatch):
+    before = build.source_digest()
+    shutil.copytree(build.SOURCES, tmp_path / "csrc")
+    monkeypatch.setattr(build, "SOURCES", tmp_path / "csrc")
+    (tmp_path / "csrc" / "__pycache__").mkdir()
+    (tmp_path / "csrc" / ".note").write_text("x")
+    assert build.source_digest() == before
+    (tmp_path / "csrc" / "gemm.h").write_text("")
+    assert build.source_digest() != before
 
 
 def test_a_source_tree_has_no_libraries(monkeypatch):
