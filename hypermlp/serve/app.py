@@ -178,20 +178,25 @@ class Server:
         return head | {"choices": [choice]}
 
     def _generate(self, job: _Job) -> None:
-        """Generate in the model's thread; every outcome ends up in the job's queue."""
+        """Generate in the model's thread, free the job's place, then put the outcome into its queue.
+
+        The place is free before the client has the answer, so that its next request is not refused.
+        """
+        outcome: Exception | None = None
         try:
             self._run(job)
             if time.monotonic() > job.deadline:
-                raise HttpError(504, f"the request took longer than {self.limits.seconds:g} s; ask for less")
-            job.send(None)
+                outcome = HttpError(
+                    504, f"the request took longer than {self.limits.seconds:g} s; ask for less"
+                )
         except (UserError, HttpError) as error:
-            job.send(error)
+            outcome = error
         except Exception:
             logger.exception("a generation failed")
-            job.send(HttpError(500, "the generation failed; the server's log has the reason"))
-        finally:
-            with self.lock:
-                self.waiting -= 1
+            outcome = HttpError(500, "the generation failed; the server's log has the reason")
+        with self.lock:
+            self.waiting -= 1
+        job.send(outcome)
 
     @torch.inference_mode()
     def _run(self, job: _Job) -> None:

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 
 from hypermlp.commands.serve import model_name
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
-from hypermlp.serve.app import Limits, Server, build_app
+from hypermlp.serve.app import Limits, Server, _Job, build_app
 from hypermlp.testing import randomise_
 from hypermlp.train.tokenization import build_tokenizer
 
@@ -142,12 +142,12 @@ def test_a_long_request_is_refused_before_it_is_tokenized(client, server, monkey
 
 @pytest.fixture
 def slow(server, monkeypatch):
-    """A server whose generation waits until the event is set, or a moment."""
+    """An event: the generation of the server waits until it is set."""
     free = threading.Event()
     generate = server.model.generate
 
     def wait(*args, **kwargs):
-        free.wait(1)
+        assert free.wait(60)
         return generate(*args, **kwargs)
 
     monkeypatch.setattr(server.model, "generate", wait)
@@ -169,8 +169,24 @@ def test_only_so_many_requests_wait(server, slow, monkeypatch):
         assert ask(client).status_code == 200
 
 
+@pytest.mark.parametrize(("body", "status"), [({}, 200), ({"max_tokens": CONTEXT}, 400)], ids=str)
+def test_a_place_is_free_before_the_answer_is_sent(client, server, monkeypatch, body, status):
+    """Otherwise a client that asks again at once may be refused."""
+    waiting, send = [], _Job.send
+
+    def record(job, piece):
+        if not isinstance(piece, str):
+            waiting.append(server.waiting)
+        send(job, piece)
+
+    monkeypatch.setattr(_Job, "send", record)
+    assert ask(client, **body).status_code == status
+    assert waiting == [0]
+
+
 def test_a_request_that_takes_too_long_ends(server, slow, monkeypatch):
     monkeypatch.setattr(server, "limits", Limits(seconds=0.05))
+    threading.Timer(0.2, slow.set).start()
     assert ask(TestClient(build_app(server))).status_code == 504
 
 
