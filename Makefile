@@ -15,14 +15,14 @@ SITE := $(VENV)/site
 SITE_STAMP := $(SITE)/installed
 export SITE_PYTHON ?= $(abspath $(SITE))/bin/python
 
-# Two processes of two threads each share two cores: a thread that waits must not spin.
+# Where several processes share the cores, a thread that waits must not spin (OMP_WAIT_POLICY).
 PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2
 
 .PHONY: demo check test test-all fuzz wheels site checkpoints picture check-files sanitize sanitize-threads poison lint clean
 
 # The demo needs a part of the packages only, unless everything is installed already.
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP))
-	$(BIN)/hypermlp demo
+	OMP_WAIT_POLICY=passive $(BIN)/hypermlp demo
 
 # The two-minute tier for daily work: lint, types and the fastest nine tenths of the tests.
 check: lint

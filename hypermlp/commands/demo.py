@@ -22,7 +22,7 @@ from hypermlp.ops import available_backends
 )
 def main(args: Args) -> None:
     console, began = Console(), time.monotonic()
-    console.print("[bold]hypermlp demo[/bold]: about five minutes on two cores; nothing is downloaded")
+    console.print("[bold]hypermlp demo[/bold]: about four minutes on two idle cores; nothing is downloaded")
     console.print(f"operator backends: {', '.join(available_backends())}\n")
     folder = Path(args.out or tempfile.mkdtemp(prefix="hypermlp-demo-"))
     recall, language = run.show_recall(console), run.show_language(console, folder)
