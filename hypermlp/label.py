@@ -16,7 +16,8 @@ gates (g), queries and keys at a quarter of the width (q), both mixes (12), in l
 
 ``PAPER_ROWS`` maps each of the 33 labels of the paper's Table 1 to its numbers (``PaperRow``).
 ``PROBABLE_READING`` maps two printed labels, whose scores do not fit them, to those that the paper probably
-ran. ``from_label`` always builds the label as it is written.
+ran. ``from_label`` always builds the label as it is written. ``PAPER_NAMES`` maps the paper's two names,
+which ``Label.parse`` accepts too, to their labels.
 """
 
 import re
@@ -26,8 +27,9 @@ from typing import Any, Self
 from hypermlp.errors import UserError
 from hypermlp.paper.variants import PAPER_ROWS, PROBABLE_READING, PaperRow
 
-__all__ = ["PAPER_ROWS", "PROBABLE_READING", "Label", "PaperRow"]
+__all__ = ["PAPER_NAMES", "PAPER_ROWS", "PROBABLE_READING", "Label", "PaperRow"]
 
+PAPER_NAMES = {"HyperGLU": "G-cg-q-12o", "HyperMLP": "R-cg-q-12o"}
 BASES = "SRG"
 FEATURES = "pcg"
 RANKS = "qv"
@@ -94,13 +96,14 @@ class Label:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the label that ``text`` spells, such as ``Label.parse("R-12o!")``.
+        """Return the label that ``text`` spells, such as "R-12o!", or the label of "HyperGLU" or "HyperMLP".
 
         Raises:
             UserError: if the text is not a label; the message has the grammar.
         """
         if not isinstance(text, str):
             raise UserError(f"a label must be a string, got {text!r}; {GRAMMAR}")
+        text = PAPER_NAMES.get(text, text)
         base, *parts = text.removesuffix("!").split("-")
         if base not in tuple(BASES):
             raise _error(text, base, f"one of {', '.join(BASES)} as the base")

@@ -17,6 +17,8 @@ def test_what_the_letters_mean():
     assert Label.parse("G-pcg-q-12o") == Label("G", "pcg", "q", "12", lag=True)
     assert Label.parse("R-12!") == Label("R", mix="12", full_width=True)
     assert Label.parse("S") == Label("S")
+    assert str(Label.parse("HyperGLU")) == "G-cg-q-12o"
+    assert str(Label.parse("HyperMLP")) == "R-cg-q-12o"
 
 
 def test_the_average_of_the_papers_mad_columns():

@@ -10,7 +10,7 @@ import numpy as np
 
 from hypermlp.errors import UserError
 from hypermlp.inspect.figures import new_figure, save
-from hypermlp.layers.registry import PAPER_NAMES
+from hypermlp.label import PAPER_NAMES
 from hypermlp.reporting.charts import Series, line_chart
 from hypermlp.reporting.results import COLOURS
 

@@ -6,7 +6,7 @@ from hypermlp.config import MixerConfig
 from hypermlp.layers.mixer import Mixer
 
 
-class _Labelled(Mixer):
+class LabelledMixer(Mixer):
     """A mixer whose label is fixed by the class."""
 
     label: ClassVar[str]
@@ -39,7 +39,7 @@ class _Labelled(Mixer):
         super().__init__(config)
 
 
-class HyperMLP(_Labelled):
+class HyperMLP(LabelledMixer):
     """HyperMLP, label ``R-cg-q-12o``: ReLU of normalised scores that are mixed along the sequence.
 
     A causal layer ``[B, T, D] -> [B, T, D]`` in the place of attention. For each head at position t::
@@ -81,7 +81,7 @@ class HyperMLP(_Labelled):
     label = "R-cg-q-12o"
 
 
-class HyperGLU(_Labelled):
+class HyperGLU(LabelledMixer):
     """HyperGLU, label ``G-cg-q-12o``: one score branch selects slots, a second one sets their strength.
 
     A causal layer ``[B, T, D] -> [B, T, D]`` in the place of attention. For each head at position t::

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypermlp.config import MixerConfig, near_miss
 from hypermlp.errors import UserError
-from hypermlp.label import BASES, GRAMMAR, Label
+from hypermlp.label import BASES, GRAMMAR, PAPER_NAMES, Label
 from hypermlp.layers.base import SequenceMixer
 from hypermlp.layers.baselines.base import Baseline, BaselineConfig
 from hypermlp.layers.mixer import Mixer
@@ -30,8 +30,7 @@ BASELINES = {  # name -> module and class in hypermlp.layers.baselines, imported
     "diff": "diff:DifferentialAttention",
     "fox": "fox:ForgettingAttention",
 }
-OURS = ("G-cg-q-12o", "R-cg-q-12o")
-PAPER_NAMES = dict(zip(("HyperGLU", "HyperMLP"), OURS, strict=True))
+OURS = tuple(PAPER_NAMES.values())
 
 
 def chosen_mixers(names: list[str]) -> list[str]:

@@ -17,8 +17,8 @@ import yaml
 from hypermlp.checkpoints import FOLDER, MODELS
 from hypermlp.config import LARGEST_SIZE, is_integer, near_miss, require
 from hypermlp.errors import UserError
-from hypermlp.label import PAPER_ROWS
-from hypermlp.layers.registry import BASELINES, PAPER_NAMES, mixer_name
+from hypermlp.label import PAPER_NAMES, PAPER_ROWS
+from hypermlp.layers.registry import BASELINES, mixer_name
 from hypermlp.models import HyperMLPConfig
 from hypermlp.train.matching import MATCH, matched_config
 
