@@ -49,3 +49,13 @@ def test_importing_is_lean():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     new = ast.literal_eval(done.stdout)
     assert new <= {"hypermlp", "torch", "numpy"}, new
+
+
+def test_benchmark_of_the_layer_needs_only_pytorch():
+    optional = ["transformers", "tokenizers", "accelerate", "datasets", "yaml", "matplotlib", "jinja2"]
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({optional}));"
+        "from hypermlp.cli import main; sys.exit(main(['bench', 'op', '--help']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -2,8 +2,9 @@
 
 import copy
 import itertools
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch.optim import AdamW
@@ -21,10 +22,11 @@ from hypermlp.bench.measure import (
 )
 from hypermlp.costs.model import forward_flops_per_token, model_parameters, model_state_bytes
 from hypermlp.costs.profiler import flops_seen
+from hypermlp.layers.registry import chosen_mixers
 from hypermlp.models import HyperMLPForCausalLM
 from hypermlp.reporting.table import Columns, Table
 from hypermlp.train.data import PreparedData, Sequences
-from hypermlp.train.recipe import Recipe
+from hypermlp.train.recipe import Recipe, load_recipe
 from hypermlp.train.schedule import optimizer_groups
 
 BATCHES = 8  # different batches, used in turn
@@ -41,6 +43,29 @@ COST_COLUMNS: Columns = [
     ("state, KiB", lambda row: f"{row['state_bytes'] / 2**10:,.0f}"),
     ("peak, MiB", lambda row: f"{row['train_peak_bytes'] / 2**20:,.0f}"),
 ]
+
+
+def rival_recipes(
+    name: str, changes: Sequence[str], rivals: Sequence[str], heads: Sequence[int]
+) -> dict[str, Recipe]:
+    """Return the recipe itself, then the same with every softmax label and number of heads."""
+    ours = load_recipe(name, changes)
+    return {str(ours.model.get("mixer", "G-cg-q-12o")): ours} | {
+        f"{label}, {count} heads": _with_mixer(name, changes, label, f"model.num_heads={count}")
+        for label, count in itertools.product(rivals, heads)
+    }
+
+
+def mixer_recipes(name: str, changes: Sequence[str], mixers: Sequence[str]) -> dict[str, Recipe]:
+    """Return the recipe with each mixer. Raises UserError if a mixer does not fit, before anything runs."""
+    recipes = {mixer: _with_mixer(name, changes, mixer) for mixer in chosen_mixers(list(mixers))}
+    for recipe in recipes.values():
+        recipe.model_config(256)
+    return recipes
+
+
+def _with_mixer(name: str, changes: Sequence[str], mixer: str, *more: str) -> Recipe:
+    return load_recipe(name, [*changes, f"model.mixer={json.dumps(mixer)}", *more])
 
 
 def throughput(

@@ -1,4 +1,7 @@
-"""``hypermlp bench op``, ``bench table``, ``bench lm`` and ``bench window``."""
+"""``hypermlp bench op``, ``bench table``, ``bench lm`` and ``bench window``.
+
+``bench op`` needs PyTorch only, so what the others measure is imported when they are called.
+"""
 
 import itertools
 import json
@@ -6,7 +9,7 @@ import sys
 
 import torch
 
-from hypermlp.bench import commits, efficiency, goals, lm, op, window
+from hypermlp.bench import commits, goals, op
 from hypermlp.bench.gate import check_backend
 from hypermlp.bench.idle import check_idle
 from hypermlp.bench.measure import WARMUPS
@@ -28,8 +31,6 @@ from hypermlp.ops import available_backends
 from hypermlp.ops.arguments import Request
 from hypermlp.ops.dispatch import BACKENDS
 from hypermlp.paper.efficiency import SETTING
-from hypermlp.train.data import prepare
-from hypermlp.train.recipe import Recipe, load_recipe
 
 
 @command(
@@ -180,6 +181,8 @@ def _op_backends(args: Args, cases: list[op.Case]) -> list[str]:
 )
 def table_command(args: Args) -> None:
     """``hypermlp bench table``: the paper's efficiency table."""
+    from hypermlp.bench import efficiency
+
     print_json = args.json == "-" and args.count_only
     if print_json:
         args.json = None
@@ -237,14 +240,23 @@ def table_command(args: Args) -> None:
 )
 def lm_command(args: Args) -> None:
     """``hypermlp bench lm``: training throughput; with ``--mixer``, all costs of the named mixers instead."""
+    from hypermlp.bench import lm
+    from hypermlp.train.data import prepare
+    from hypermlp.train.recipe import load_recipe
+
     require_measuring(args, rounds=3)
     recipe = load_recipe(args.recipe, args.set)
     if args.mixer:
         kind, measure, table = "bench-mixers", lm.costs, lm.cost_table
-        recipes = _mixer_recipes(args, recipe)
+        recipes = lm.mixer_recipes(args.recipe, args.set, args.mixer)
+        most = recipe.data.context - WARMUPS - 1
+        if args.rounds > most:
+            raise UserError(
+                f"--rounds is {args.rounds}; each decodes a token of data.context; use at most {most}"
+            )
     else:
         kind, measure, table = "bench-lm", lm.throughput, lm.throughput_table
-        recipes = _rival_recipes(args, recipe)
+        recipes = lm.rival_recipes(args.recipe, args.set, args.rivals, args.rival_heads)
     print(
         f"{recipe.name}: {len(recipes)} models, steps of {lm.step_tokens(recipe):,} tokens, "
         f"{torch.get_num_threads()} threads, {args.seconds:.0f} s of timing at most",
@@ -254,31 +266,6 @@ def lm_command(args: Args) -> None:
     rows = measure(recipes, prepare(recipe.data), **limits)
     print(table(rows).markdown())
     save_record(args.json, kind, {"recipe": recipe.to_dict(), **limits}, rows)
-
-
-def _with_mixer(args: Args, mixer: str, *changes: str) -> Recipe:
-    return load_recipe(args.recipe, [*args.set, f"model.mixer={json.dumps(mixer)}", *changes])
-
-
-def _rival_recipes(args: Args, recipe: Recipe) -> dict[str, Recipe]:
-    """Return the recipe itself, then the same with softmax attention."""
-    return {str(recipe.model.get("mixer", "G-cg-q-12o")): recipe} | {
-        f"{label}, {heads} heads": _with_mixer(args, label, f"model.num_heads={heads}")
-        for label, heads in itertools.product(args.rivals, args.rival_heads)
-    }
-
-
-def _mixer_recipes(args: Args, recipe: Recipe) -> dict[str, Recipe]:
-    """Return the recipe with each mixer. Raises UserError if a mixer does not fit, before anything runs."""
-    recipes = {mixer: _with_mixer(args, mixer) for mixer in chosen_mixers(args.mixer)}
-    for changed in recipes.values():
-        changed.model_config(256)
-    most = recipe.data.context - WARMUPS - 1
-    if args.rounds > most:
-        raise UserError(
-            f"--rounds is {args.rounds}; each round decodes a token of data.context, so use at most {most}"
-        )
-    return recipes
 
 
 @command(
@@ -300,6 +287,8 @@ def _mixer_recipes(args: Args, recipe: Recipe) -> dict[str, Recipe]:
 )
 def window_command(args: Args) -> None:
     """``hypermlp bench window``: decoding and training with a sliding window, at several lengths."""
+    from hypermlp.bench import window
+
     require_at_least(args, window=2, hidden=1, layers=1)
     require_measuring(args, rounds=1)
     check_idle(record=bool(args.json))
