@@ -5,7 +5,7 @@
 
 With TRL installed (pip install trl) its SFTTrainer trains, without padding; otherwise transformers' Trainer
 does the same. Both pack the examples into one row, and every example sees itself alone. Needs
-pip install '.[train]' peft. Takes about two minutes on a CPU.
+pip install 'hypermlp[train]' peft. Takes about two minutes on a CPU.
 """
 
 import argparse

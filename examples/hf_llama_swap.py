@@ -5,7 +5,7 @@
 Everything else stays Llama's: embeddings, norms, MLPs, head, ``save_pretrained``. HyperGLU's model has
 15 % more parameters here. Text is generated without a cache. For cached generation, padding and packing, use
 ``HyperMLPForCausalLM`` with ``block="llama"``, the same model with all of it (docs/language-model.md). Needs
-pip install '.[train]' in the clone.
+pip install 'hypermlp[train]'.
 """
 
 import argparse

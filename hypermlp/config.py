@@ -180,7 +180,8 @@ class MixerConfig:
             name,
             width,
             isinstance(width, int) and width > 0 and width % parts == 0,
-            f"a positive multiple of {parts} (num_heads is {self.num_heads})",
+            f"a positive multiple of {parts} (num_heads is {self.num_heads}); it follows from hidden_size "
+            f"{self.hidden_size} unless you give it",
         )
 
     @property

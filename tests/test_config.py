@@ -42,7 +42,7 @@ def test_all_labels_fit_the_papers_sizes():
         ({"hidden_size": 62}, "hidden_size is 62; it must be a multiple of 4"),
         ({"conv": "off"}, "conv is 'off'; it must be True or False"),
         ({"qk_width": -4}, "qk_width is -4"),
-        ({"num_heads": 3}, "qk_width is 16; it must be a positive multiple of 6"),
+        ({"num_heads": 3}, "qk_width is 16; it must be a positive multiple of 6 .* follows from hidden_size"),
         ({"vo_width": 33}, "vo_width is 33; it must be a positive multiple of 2"),
         ({"activation": "gelu"}, "activation is 'gelu'; it must be 'softmax', 'relu' or 'glu'"),
         ({"layout": "ring"}, "layout is 'ring'"),

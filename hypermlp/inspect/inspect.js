@@ -75,7 +75,7 @@ function drawText() {
     const where = back ? `${back} back` : "itself";
     return `“${shown(data.tokens[key])}”, ${where}: ${percent} % of the length of all contributions`;
   });
-  if (!lines.length) lines.push("No slot is active here: the head's output is zero.");
+  if (!lines.length) lines.push("No slot is active here: the head's output is zero. Choose another head, layer or token.");
   byId("memory").replaceChildren(...lines.map(line => {
     const item = document.createElement("li");
     item.textContent = line;
@@ -305,8 +305,20 @@ function listen() {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
 }
 
+// Opens the page at the first head that is active at the last token; at the first head if none is.
+function chooseHead() {
+  data.layers.some((each, layer) => each.heads.some((head, index) => {
+    if (!head.strongest[state.step].length) return false;
+    [state.layer, state.head] = [layer, index];
+    return true;
+  }));
+  byId("layer").value = state.layer;
+  byId("head").value = state.head;
+}
+
 unpack().then(() => {
   state.step = length - 1;
+  chooseHead();
   spans = data.tokens.map((token, key) => {
     const span = document.createElement("span");
     span.textContent = token.replaceAll("\n", "↵\n");

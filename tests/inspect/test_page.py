@@ -106,6 +106,22 @@ def test_in_a_browser(page, browser, screen):
 
 
 @pytest.mark.thorough
+def test_opens_at_a_head_that_is_active(tmp_path, browser):
+    model, _ = build(tmp_path / "model", ["R-cg-q-12o", "R-cg-q-12o"])
+    with torch.no_grad():
+        model.model.layers[0].mixer.q_proj.weight.zero_()  # no score of the first layer is above zero
+    model.save_pretrained(tmp_path / "model")
+    out = tmp_path / "page.html"
+    assert main(["inspect", str(tmp_path / "model"), "--prompt", PROMPT, "--out", str(out)]) == 0
+    view = browser(out, "desk")
+    view.wait_for_selector("body[data-ready]")
+    assert view.locator("#layer").input_value() == "1"
+    assert "of the length of all contributions" in view.locator("#memory").inner_text()
+    view.locator("#layer").select_option(index=0)
+    assert "Choose another head, layer or token" in view.locator("#memory").inner_text()
+
+
+@pytest.mark.thorough
 def test_a_resting_pointer_does_not_disturb_the_keys(page, browser):
     """Text that scrolls under a resting pointer is not chosen."""
     view = browser(page, "phone")

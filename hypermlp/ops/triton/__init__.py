@@ -31,13 +31,13 @@ def interpreting() -> bool:
 
 def unavailable() -> str | None:
     """Return why the backend cannot run on this machine; None if it can."""
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed; `pip install triton`"
     if not torch.cuda.is_available() and not interpreting():
         return (
             "there is no CUDA or ROCm device; set TRITON_INTERPRET=1 in the environment to run its kernels "
             "on the CPU, slowly"
         )
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed; `pip install triton`"
     return None
 
 
