@@ -25,6 +25,7 @@ from hypermlp.study.contrast import contrast_table, contrasts
 from hypermlp.study.protocol import find_size, tuning_cells
 from hypermlp.study.summary import read_study, summary
 from hypermlp.study.tuning import tuning_table
+from hypermlp.train.keys import key_table
 from hypermlp.train.recipe import load_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -201,6 +202,11 @@ def test_what_the_large_runs_need(recipe, capsys):
     assert needs in (ROOT / "docs" / "train.md").read_text(), (
         f"docs/train.md does not show `hypermlp plan {recipe} --count 8`"
     )
+
+
+def test_the_keys_of_a_recipe():
+    table = key_table()
+    assert table.markdown() in (ROOT / "docs" / "train.md").read_text(), "paste the table of key_table()"
 
 
 def test_the_goals_of_the_kernels():

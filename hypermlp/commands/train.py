@@ -3,12 +3,14 @@
 from pathlib import Path
 
 from hypermlp.commands.shared import Args, Argument, command
+from hypermlp.errors import UserError
+from hypermlp.train.keys import key_help
 from hypermlp.train.recipe import load_recipe, recipe_names
 from hypermlp.train.run import is_main_process, train
 
 
 @command(
-    Argument("recipe", help=f"a YAML file, or {', '.join(recipe_names())}"),
+    Argument("recipe", nargs="?", help=f"a YAML file, or {', '.join(recipe_names())}"),
     Argument(
         "--set",
         action="append",
@@ -25,8 +27,16 @@ from hypermlp.train.run import is_main_process, train
         metavar="FOLDER",
         help="begin with the weights of a saved model; ignored if --resume finds a checkpoint",
     ),
+    Argument(
+        "--keys", action="store_true", help="list the keys of a recipe with their meanings, train nothing"
+    ),
 )
 def main(args: Args) -> None:
+    if args.keys:
+        print(key_help())
+        return
+    if args.recipe is None:
+        raise UserError(f"no recipe given; allowed: a YAML file, or one of {', '.join(recipe_names())}")
     recipe = load_recipe(args.recipe, args.set)
     folder = Path(args.out) if args.out else Path("runs") / recipe.name
     final = train(recipe, folder, resume=args.resume, init_from=args.init_from)

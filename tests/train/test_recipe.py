@@ -3,6 +3,7 @@
 import pytest
 import yaml
 
+from hypermlp.cli import main
 from hypermlp.errors import UserError
 from hypermlp.models import HyperMLPForCausalLM
 from hypermlp.train.recipe import load_recipe
@@ -210,3 +211,16 @@ def test_a_file_that_is_not_yaml_is_refused_in_one_line(tmp_path, content):
     with pytest.raises(UserError, match="wrong.yaml is not YAML: ") as refused:
         load_recipe(str(path))
     assert "\n" not in str(refused.value)
+
+
+def test_the_keys_are_listed_with_defaults_and_meanings(capsys):
+    assert main(["train", "--keys"]) == 0
+    printed = capsys.readouterr().out
+    assert "training.steps = required\n    Number of optimizer steps.\n" in printed
+    assert "data.context = 256\n    Tokens in a training sequence.\n" in printed
+    assert max(map(len, printed.splitlines())) <= 100
+
+
+def test_a_training_needs_a_recipe(capsys):
+    assert main(["train"]) == 2
+    assert "no recipe given; allowed: a YAML file, or one of cpu-mini" in capsys.readouterr().err
