@@ -123,7 +123,7 @@ def test_a_finding_is_shrunk_and_can_be_replayed(monkeypatch, tmp_path):
 
 def test_a_crash_and_a_hang_are_findings(monkeypatch, tmp_path):
     class Ending(core.Part):
-        name, limit = "ending", 1.0
+        name, limit = "ending", 4.0  # a busy machine needs a while to start Python
 
         def draw(self, rng):
             return {"index": rng.random()}
