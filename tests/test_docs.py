@@ -22,9 +22,8 @@ from hypermlp.reporting.records import read_record
 from hypermlp.study import report
 from hypermlp.study.claims import CLAIMED
 from hypermlp.study.contrast import contrast_table, contrasts
-from hypermlp.study.protocol import find_size, tuning_cells
+from hypermlp.study.protocol import find_size
 from hypermlp.study.summary import read_study, summary
-from hypermlp.study.tuning import tuning_table
 from hypermlp.train.keys import key_table
 from hypermlp.train.recipe import load_recipe
 
@@ -148,39 +147,23 @@ def test_mad_tables():
     )
 
 
-def test_learning_rates_of_rows_that_no_claim_uses():
-    results = [
-        (cell, recorded(ROOT / "docs" / "results" / "study-tune", cell))
-        for cell in tuning_cells(find_size("mini"))
-    ]
-    table = tuning_table(results).markdown()
-    assert table in (ROOT / "docs" / "study.md").read_text(), (
-        "docs/study.md does not show docs/results/study-tune"
-    )
-
-
-def test_two_rows_at_every_learning_rate():
-    wanted = tuning_cells(find_size("mini"), ["S-p", "G-cg-q-12o"])
-    results = [(cell, recorded(ROOT / "docs" / "results" / "study-rates", cell)) for cell in wanted]
-    table = tuning_table(results).markdown()
-    assert table in (ROOT / "docs" / "study.md").read_text(), (
-        "docs/study.md does not show docs/results/study-rates"
-    )
-
-
 def test_the_study():
     folder = ROOT / "docs" / "results" / "study-mini"
     study = read_study(folder)
-    assert len(study.rows) == 35
-    assert all(len(study.rows[label].losses) >= 2 for label in CLAIMED)
+    size = find_size("mini")
+    assert {label: tuple(row.losses) for label, row in study.rows.items()} == {
+        label: size.reported_seeds(label, CLAIMED) for label in size.rows
+    }
+    edges = [row.rate for row in study.rows.values() if row.rate in (min(size.rates), max(size.rates))]
+    text = (ROOT / "docs" / "study.md").read_text()
+    counts = f"{len(edges)} of the 35 rows it lies\n  at the edge of the grid"
+    assert f"For {counts} ({edges.count(4e-3)} at 4e-3, {edges.count(1.6e-2)} at 1.6e-2)" in text
     again = {name: summary(study)[name] for name in ("rows", "spearman", "claims")}
     assert again == {name: json.loads((folder / "summary.json").read_text())[name] for name in again}
     table = report.markdown(study)
     assert table == (folder / "table.md").read_text()
     below = table[table.index("Rank correlation") :].strip()
-    assert below in (ROOT / "docs" / "study.md").read_text(), (
-        "docs/study.md does not show docs/results/study-mini"
-    )
+    assert below in text, "docs/study.md does not show docs/results/study-mini"
     low, value, high = (f"{summary(study)['spearman'][name]:.2f}" for name in ("low", "value", "high"))
     assert f"Spearman {value}, 95 % interval {low} to {high}, 32 rows" in (ROOT / "README.md").read_text()
 

@@ -23,7 +23,7 @@ from hypermlp.study.intervals import Interval, spearman
 from hypermlp.study.predictions import judge_predictions
 from hypermlp.study.protocol import ROWS, LmCell, Size, shared_settings, size_of
 from hypermlp.study.thresholds import THRESHOLD_ROW, Curve, mean_curve, steps_to, thresholds
-from hypermlp.study.tuning import Losses, best_rate, loss_of, untried_rates
+from hypermlp.study.tuning import Losses, best_rate, considered, loss_of, untried_rates
 
 PAPER_DIVERGED = {"S"}  # rows whose loss in the paper is a late divergence, not a target
 ENOUGH = 4  # rows that a rank correlation needs
@@ -212,7 +212,9 @@ def _tuning_losses(runs: Runs) -> Losses:
 def _reported(runs: Runs, size: Size | None) -> tuple[float, dict[int, dict[str, Any]]]:
     """Return the learning rate that the tuning seed chooses, and the results of the other seeds at it."""
     tuning, losses = _tuning_seed(runs), _tuning_losses(runs)
-    if len(losses) == 1:
+    if size is not None:
+        losses = considered(size, losses)
+    if len(losses) <= 1:
         raise NotTunedError("no learning rate has been chosen yet")
     untried = untried_rates(size, losses) if size else []
     if untried:

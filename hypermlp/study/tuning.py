@@ -37,6 +37,16 @@ def untried_rates(size: Size, tried: Losses) -> list[float]:
     return [] if beyond is None else [beyond]
 
 
+def considered(size: Size, losses: Losses) -> Losses:
+    """Return the losses that ``tuned_rates`` chooses from: a folder may have records at other rates too."""
+    if not size.rates:
+        return losses
+    found = {rate: losses[rate] for rate in size.rates if rate in losses}
+    while (untried := untried_rates(size, found)) and untried[0] in losses:
+        found[untried[0]] = losses[untried[0]]
+    return found
+
+
 def loss_of(result: dict[str, Any]) -> float:
     """Return the loss of a result; infinite if the training diverged."""
     return math.inf if result["loss"] is None else float(result["loss"])

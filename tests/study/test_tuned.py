@@ -9,6 +9,7 @@ from hypermlp.study.protocol import SIZES, lm_cell
 from hypermlp.study.report import compare, markdown, page
 from hypermlp.study.summary import read_study, summary
 from hypermlp.study.tables import study_table
+from hypermlp.study.tuning import considered
 
 MINI = SIZES["mini"]
 TUNING = {  # row -> learning rate -> loss of seed 1
@@ -59,6 +60,19 @@ def test_a_reported_seed_at_another_rate_is_no_tuning_seed(tuned, write_lm):
     write_lm(tuned, lm_cell(MINI, "S-p", 2, 1.6e-2), 1.0)
     row = read_study(tuned).rows["S-p"]
     assert (row.rate, row.losses) == (8e-3, {2: 1.5, 3: 1.52})
+
+
+def test_a_rate_that_the_size_does_not_try_is_shown_but_never_chosen(tuned, write_lm):
+    """``study run`` would not choose it either. Where grids are widened, it counts only next to the edge."""
+    write_lm(tuned, lm_cell(MINI, "R-p", 1, 2e-3), 1.0)
+    study = read_study(tuned)
+    assert (study.rows["R-p"].rate, study.rows["R-p"].losses) == (4e-3, {2: 1.6, 3: 1.64})
+    assert "| R-p | 1.000 | **1.700** | 1.800 | 1.900 |" in markdown(study)
+    losses = dict(zip((1e-3, 2e-3, *SIZES["headline"].rates), (1.0, 1.4, 1.5, 1.6, 1.7, 1.8), strict=True))
+    assert considered(SIZES["headline"], losses) == losses
+    assert considered(SIZES["headline"], losses | {4e-3: 1.65}) == {
+        rate: (losses | {4e-3: 1.65})[rate] for rate in SIZES["headline"].rates
+    }
 
 
 def test_the_learning_rate_is_shown_only_where_it_was_tuned(tuned, made_up):
