@@ -136,6 +136,9 @@ def main(argv: list[str] | None = None) -> int:
     command = COMMANDS[name]
     try:
         return _run(name, command, words[len(name.split()) :])
+    except KeyboardInterrupt:  # also while the command is imported, which takes seconds
+        print(f"hypermlp {name}: interrupted", file=sys.stderr)
+        return 130
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
@@ -165,7 +168,4 @@ def _run(name: str, command: Command, words: list[str]) -> int:
     except (UserError, OSError) as error:
         print(f"hypermlp {name}: {describe(error)}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print(f"hypermlp {name}: interrupted", file=sys.stderr)
-        return 130
     return 0

@@ -133,7 +133,9 @@ class MixerConfig:
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
             require(name, value, is_number and math.isfinite(value) and value > 0, "a positive finite number")
         require("eps", self.eps, self.eps >= TINY, f"at least {TINY:.3g}, the smallest normal float32")
-        object.__setattr__(self, "qk_width", self.qk_width or divided(self.hidden_size, 4))
+        pairs = 2 if self.rope else 1
+        derived = self.qk_width or divided(self.hidden_size, 4, self.num_branches * pairs)
+        object.__setattr__(self, "qk_width", derived)
         object.__setattr__(self, "vo_width", self.vo_width or self.hidden_size)
         self._divides("qk_width", self.num_branches)
         self._divides("vo_width", self.num_heads)
@@ -180,8 +182,7 @@ class MixerConfig:
             name,
             width,
             isinstance(width, int) and width > 0 and width % parts == 0,
-            f"a positive multiple of {parts} (num_heads is {self.num_heads}); it follows from hidden_size "
-            f"{self.hidden_size} unless you give it",
+            f"a positive multiple of {parts} (num_heads is {self.num_heads})",
         )
 
     @property
@@ -230,10 +231,17 @@ class MixerConfig:
         require("compression", compression, is_integer(compression) and compression > 0, "a positive integer")
         require("hidden_size", hidden_size, is_integer(hidden_size) and hidden_size > 0, "a positive integer")
         known = {field.name for field in dataclasses.fields(cls)}
+        heads = settings.get("num_heads", cls.num_heads)
+        heads = heads if is_integer(heads) and heads > 0 else 1  # __post_init__ refuses anything else
+        branches = heads * (2 if label.base == "G" else 1) * (2 if "p" in label.features else 1)
+        widths = (("qk_width", "q", branches), ("vo_width", "v", heads))
         chosen: dict[str, Any] = {
             "activation": ACTIVATION_OF_BASE[label.base],
-            "qk_width": divided(hidden_size, compression) if label.rank == "q" else hidden_size,
-            "vo_width": divided(hidden_size, compression) if label.rank == "v" else hidden_size,
+            **{
+                name: divided(hidden_size, compression if label.rank == letter else 1, parts)
+                for name, letter, parts in widths
+                if name not in settings
+            },
             "rope": "p" in label.features,
             "conv": "c" in label.features,
             "feature_gates": "g" in label.features,
@@ -283,14 +291,18 @@ def is_integer(value: object) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def divided(hidden_size: int, parts: int) -> int:
+def divided(hidden_size: int, compression: int, parts: int) -> int:
+    """Return the width of a side, compressed; its heads or branches must divide it into ``parts``."""
+    step = compression * parts
+    near = sorted({max(hidden_size // step, 1) * step, (hidden_size // step + 1) * step})
     require(
         "hidden_size",
         hidden_size,
-        hidden_size % parts == 0,
-        f"a multiple of {parts}, by which a side is compressed (or give qk_width, vo_width)",
+        hidden_size % step == 0,
+        f"a multiple of {step}, such as {' or '.join(map(str, near))}: heads divide a width that is "
+        f"hidden_size / {compression} into {parts} equal parts",
     )
-    return int(hidden_size) // parts
+    return int(hidden_size) // compression
 
 
 def is_number(value: object) -> bool:

@@ -106,7 +106,8 @@ class Label:
         text = PAPER_NAMES.get(text, text)
         base, *parts = text.removesuffix("!").split("-")
         if base not in tuple(BASES):
-            raise _error(text, base, f"one of {', '.join(BASES)} as the base")
+            names = " or ".join(PAPER_NAMES)
+            raise _error(text, base, f"one of {', '.join(BASES)} as the base, or the name {names}")
         found: dict[str, Any] = {"base": base, "full_width": text.endswith("!")}
         kinds = (("features", FEATURES), ("rank", RANKS), ("mix", "12o"))
         expected = 0

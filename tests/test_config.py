@@ -39,10 +39,13 @@ def test_all_labels_fit_the_papers_sizes():
         ({"hidden_size": 0}, "hidden_size is 0; it must be a positive integer"),
         ({"max_length": 2.5}, "max_length is 2.5"),
         ({"num_heads": True}, "num_heads is True; it must be a positive integer"),
-        ({"hidden_size": 62}, "hidden_size is 62; it must be a multiple of 4"),
+        ({"hidden_size": 62}, "hidden_size is 62; it must be a multiple of 16, such as 48 or 64: "),
+        ({"hidden_size": 5}, "hidden_size is 5; it must be a multiple of 16, such as 16: "),
+        ({"hidden_size": 80, "rope": True}, "hidden_size is 80; it must be a multiple of 32"),
         ({"conv": "off"}, "conv is 'off'; it must be True or False"),
         ({"qk_width": -4}, "qk_width is -4"),
-        ({"num_heads": 3}, "qk_width is 16; it must be a positive multiple of 6 .* follows from hidden_size"),
+        ({"num_heads": 3}, "hidden_size is 64; it must be a multiple of 24, such as 48 or 72: "),
+        ({"num_heads": 3, "qk_width": 12}, "vo_width is 64; it must be a positive multiple of 3"),
         ({"vo_width": 33}, "vo_width is 33; it must be a positive multiple of 2"),
         ({"activation": "gelu"}, "activation is 'gelu'; it must be 'softmax', 'relu' or 'glu'"),
         ({"layout": "ring"}, "layout is 'ring'"),
@@ -62,7 +65,9 @@ def test_from_label_refuses_unknown_and_contradicting_settings():
     with pytest.raises(ValueError, match="label 'S' already sets rope"):
         MixerConfig.from_label("S", hidden_size=64, max_length=8, rope=True)
     for compression in (1000, 5):
-        with pytest.raises(ValueError, match=f"hidden_size is 64; it must be a multiple of {compression}"):
+        with pytest.raises(
+            ValueError, match=f"hidden_size is 64; it must be a multiple of {2 * compression}"
+        ):
             MixerConfig.from_label("R-cg-q", hidden_size=64, max_length=8, compression=compression)
     with pytest.raises(ValueError, match="hidden_size is None"):
         MixerConfig.from_label("S", hidden_size=None, max_length=8)

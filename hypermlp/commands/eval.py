@@ -139,3 +139,4 @@ def _harness(args: Args) -> None:
     finally:  # also after a failure, with the checkpoints before it
         if rows:
             print(score_table(rows).markdown())
+            print(suites.NOTES.get(args.suite, ""))

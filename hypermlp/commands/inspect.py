@@ -6,7 +6,7 @@ from pathlib import Path
 import transformers
 
 from hypermlp.checkpoints import find_shipped
-from hypermlp.commands.shared import CHECKPOINT, Args, Argument, command, require_at_least
+from hypermlp.commands.shared import CHECKPOINT, Args, Argument, command, read_prompt, require_at_least
 from hypermlp.errors import UserError
 from hypermlp.inspect import figures
 from hypermlp.inspect.page import page
@@ -33,7 +33,7 @@ LARGE = 8  # MB, above which a phone takes long to open the page
 def main(args: Args) -> None:
     check_writable(args.out)
     require_at_least(args, tokens=2)
-    prompt = default_prompt(args.checkpoint) if args.prompt is None else read_prompt(args.prompt)
+    prompt = default_prompt(args.checkpoint) if args.prompt is None else read_prompt(args.prompt, files=True)
     if args.figures:
         figures.new_figure(1, 1)  # raises without matplotlib, before the long work
         Path(args.figures).mkdir(parents=True, exist_ok=True)
@@ -56,15 +56,3 @@ def default_prompt(checkpoint: str) -> str:
     if find_shipped(checkpoint) is None:
         raise UserError("--prompt is missing; pass the text to read, such as --prompt 'def f(x):' or @FILE")
     return PROGRAM
-
-
-def read_prompt(prompt: str) -> str:
-    """Return the text that ``--prompt`` names."""
-    try:
-        if prompt == "-":
-            return sys.stdin.buffer.read().decode()
-        text = Path(prompt[1:]).read_bytes().decode() if prompt.startswith("@") else prompt
-        text.encode()  # an argument may hold bytes that are not text
-    except UnicodeError as error:
-        raise UserError(f"the prompt is not UTF-8: {error}; convert it to UTF-8 first") from error
-    return text

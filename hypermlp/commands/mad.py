@@ -97,7 +97,7 @@ def compare_command(args: Args) -> None:
 
 
 @command(
-    Argument("task", help=", ".join(TASKS)),
+    Argument("task", nargs="?", default="", help=", ".join(TASKS)),
     Argument("--split", default="test", choices=("train", "test"), help="default: test"),
 )
 def show_command(args: Args) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 
-from hypermlp.commands.shared import CHECKPOINT, Args, Argument, command, require_at_least
+from hypermlp.commands.shared import CHECKPOINT, Args, Argument, command, read_prompt, require_at_least
 from hypermlp.errors import UserError, first_line
 from hypermlp.models.loading import load
 
@@ -49,10 +49,12 @@ def main(args: Args) -> None:
         )
     if not 0 <= args.seed < SEEDS:
         raise UserError(f"--seed is {args.seed}; it must be at least 0 and below {SEEDS}")
+    prompt = read_prompt(args.prompt)
+    if prompt.startswith("@") and Path(prompt[1:]).is_file():  # a decorator is a prompt too
+        print(f"the prompt is the text {prompt!r}; to read the file: - < {prompt[1:]}", file=sys.stderr)
     transformers.set_seed(args.seed)
     transformers.logging.disable_progress_bar()
     model, tokenizer = load(args.checkpoint)
-    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     drawn = {"do_sample": True, "temperature": args.temperature, "top_k": args.top_k}
     settings = drawn if args.temperature > 0 else {"do_sample": False}
     speed = stream(model, tokenizer, prompt, args.tokens, settings)

@@ -1,6 +1,10 @@
 """``hypermlp serve``: serve a model with the completions of OpenAI's API."""
 
+import contextlib
+import socket
 from pathlib import Path
+
+import transformers
 
 from hypermlp.commands.shared import CHECKPOINT, DEVICE, Args, Argument, command, require_at_least
 from hypermlp.errors import UserError
@@ -29,6 +33,8 @@ def main(args: Args) -> None:
         from hypermlp.serve.app import Limits, Server, build_app
     except ImportError as error:
         raise UserError(f"serving needs more packages: pip install 'hypermlp[serve]' ({error})") from error
+    sockets = listen(args.host, args.port)
+    transformers.logging.disable_progress_bar()
     model, tokenizer = load(args.checkpoint)
     try:
         model = model.to(args.device)
@@ -41,7 +47,22 @@ def main(args: Args) -> None:
         "Ctrl-C stops the server",
         flush=True,
     )
-    uvicorn.run(app, host=args.host, port=args.port, log_level="warning")
+    server = uvicorn.Server(uvicorn.Config(app, host=args.host, port=args.port, log_level="warning"))
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=sockets)
+
+
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Return sockets that listen at every address of a host; raise if one is in use or cannot be had."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        families = dict.fromkeys((family, address) for family, *_, address in found)
+        return [socket.create_server(address, family=family) for family, address in families]
+    except (OSError, UnicodeError) as error:
+        raise UserError(
+            f"--host is {host!r} and --port is {port}, which cannot be used: {error}; choose another --port "
+            "if it is in use, or another --host if this machine does not have it"
+        ) from error
 
 
 def model_name(checkpoint: str) -> str:

@@ -3,7 +3,9 @@
 import argparse
 import functools
 import math
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -70,6 +72,18 @@ WORKERS = (  # where trainings run, and with how many threads and GPUs
     ),
     Argument("--gpus", type=float, default=0, help="GPUs of each training there (default: 0)"),
 )
+
+
+def read_prompt(prompt: str, *, files: bool = False) -> str:
+    """Return the text of a prompt: "-" stands for standard input and, with ``files``, "@FILE" for a file."""
+    try:
+        if prompt == "-":
+            return sys.stdin.buffer.read().decode()
+        text = Path(prompt[1:]).read_bytes().decode() if files and prompt.startswith("@") else prompt
+        text.encode()  # an argument may hold bytes that are not text
+    except UnicodeError as error:
+        raise UserError(f"the prompt is not UTF-8: {error}; convert it to UTF-8 first") from error
+    return text
 
 
 def choices(about: dict[str, str], default: str) -> str:

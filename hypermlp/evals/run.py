@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hypermlp.errors import UserError
+from hypermlp.errors import UserError, first_line
 from hypermlp.evals import suites
 from hypermlp.evals.suites import Column
+from hypermlp.models.loading import MODEL_NAMES
 
 SEED = 1234  # of few-shot examples: the harness's own default
 
@@ -76,9 +77,10 @@ def _load(checkpoint: str, **settings: Any) -> Any:
         with quiet():
             return CheckpointLM(pretrained=checkpoint, **settings)
     except Exception as error:  # transformers, safetensors and the harness raise many types
-        where = "" if Path(checkpoint).exists() else " is not a folder here, and"
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"{checkpoint}{where} cannot be evaluated: {reason}") from error
+        here = Path(checkpoint).exists()
+        where = "" if here else " is not a folder here, and"
+        advice = "" if here else f"; allowed: {MODEL_NAMES}, or a name on the hub, with a network"
+        raise UserError(f"{checkpoint}{where} cannot be evaluated: {first_line(error)}{advice}") from error
 
 
 def prepare_tasks(loaded: dict[str, Any], shots: int) -> None:

@@ -51,6 +51,11 @@ PAPER = (  # the paper's table; its printed values are in hypermlp/paper/evaluat
     Column("SciQ", "sciq", 0, "acc_norm"),
 )
 SUITES = {"local": LOCAL, "paper": PAPER}
+NOTES = {  # printed below the scores
+    "local": "The texts are the documents of Python's standard library that `data.source: stdlib` holds out; "
+    "a model that was trained on other data may have seen them. Chance is 0.25 in continuation and 0.125 in "
+    "recall. `hypermlp eval RUN --by-position` scores a run on the texts that the run itself held out."
+}
 
 
 def ruler_length(context: int) -> int | None:

@@ -72,7 +72,7 @@ class Panels:
 @torch.no_grad()
 def panels(model: Any, tokenizer: Any, prompt: str, tokens: int | None = None) -> Panels:
     """Read ``prompt``, or its first ``tokens`` tokens, with the model and return its layers' numbers."""
-    ids = tokenizer(prompt, add_special_tokens=False)["input_ids"][:tokens]
+    ids = tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"][:tokens]
     limit = model.config.max_position_embeddings
     if not 2 <= len(ids) <= limit:
         raise UserError(

@@ -43,6 +43,11 @@ def embed(embedding: Callable[..., Tensor], ids: Any) -> Tensor:
     """Return the embeddings of token ids; on a CPU, an id that has none is named."""
     if torch.compiler.is_compiling():
         return embedding(ids)
+    if not isinstance(ids, Tensor):
+        raise UserError(
+            f"input_ids is a {type(ids).__name__}; it must be a tensor of token ids, "
+            "such as tokenizer(text, return_tensors='pt').input_ids"
+        )
     try:
         return embedding(ids)
     except IndexError as error:
@@ -54,13 +59,21 @@ def embed(embedding: Callable[..., Tensor], ids: Any) -> Tensor:
         ) from error
 
 
-def check_arguments(given: Mapping[str, Any], own: Iterable[str]) -> None:
+def check_arguments(
+    given: Mapping[str, Any], own: Iterable[str], labels: Tensor | None = None, ids: Tensor | None = None
+) -> None:
     """Raise for an argument of ``forward`` that the model does not have, and for attention maps.
+
+    Also raise if ``labels`` and the token ids are given and have other shapes.
 
     Args:
         given: what ``forward`` received beyond its own arguments. transformers passes None for some names.
         own: the names of the arguments of ``forward``.
     """
+    if isinstance(labels, Tensor) and isinstance(ids, Tensor) and labels.shape != ids.shape:
+        raise UserError(
+            f"labels has shape {list(labels.shape)}; it must be {list(ids.shape)}, the shape of input_ids"
+        )
     for name, value in given.items():
         if name not in PASSED and value is not None:
             allowed = [*own, *PASSED]

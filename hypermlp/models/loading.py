@@ -22,6 +22,10 @@ from hypermlp.models.memory import require_memory
 from hypermlp.models.modeling_hypermlp import HyperMLPForCausalLM
 
 SEAL = "complete.json"
+MODEL_NAMES = (
+    "a folder of save_pretrained, a checkpoint, a run of `hypermlp train`, or "
+    f"{' or '.join(MODELS.values())}, which come with the package"
+)
 
 
 def file_digest(path: Path) -> str:
@@ -110,9 +114,7 @@ def model_folder(name: str) -> Path:
     if newest is None:
         note = "" if run.is_dir() else near_miss(name, MODELS.values())
         raise UserError(
-            f"{name} {'has no model' if run.is_dir() else 'is not a folder'}{note}; "
-            "allowed: a folder of save_pretrained, a checkpoint, a run of `hypermlp train`, or "
-            f"{' or '.join(MODELS.values())}, which come with the package"
+            f"{name} {'has no model' if run.is_dir() else 'is not a folder'}{note}; allowed: {MODEL_NAMES}"
         )
     return newest
 

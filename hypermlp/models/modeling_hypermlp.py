@@ -358,7 +358,7 @@ class HyperMLPForCausalLM(HyperMLPPreTrainedModel, Generation, PaddedGenerationM
             vocab_size]`` (None if skipped), ``past_key_values`` and ``hidden_states`` (None unless asked
             for).
         """
-        check_arguments(kwargs, CAUSAL_ARGUMENTS)
+        check_arguments(kwargs, CAUSAL_ARGUMENTS, labels, input_ids)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

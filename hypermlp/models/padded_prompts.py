@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationMixin
 
+from hypermlp.errors import UserError
+
 ALIGNED = ("input_ids", "inputs_embeds", "position_ids")  # have one entry per position of the prompt
 
 
@@ -21,6 +23,11 @@ class PaddedGenerationMixin(GenerationMixin):
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """Generate as ``GenerationMixin.generate`` of transformers documents it."""
         arguments = kwargs | ({} if inputs is None else {"input_ids": inputs})
+        if isinstance(inputs, str | list):
+            raise UserError(
+                f"generate has a {type(inputs).__name__}; it takes a tensor of token ids, "
+                "such as tokenizer(text, return_tensors='pt').input_ids"
+            )
         if arguments.get("attention_mask") is None:
             arguments["attention_mask"] = self._inferred_mask(arguments, *args[:1])
         mask, ids = arguments["attention_mask"], arguments.get("input_ids")

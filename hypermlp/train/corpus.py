@@ -7,16 +7,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hypermlp.errors import UserError
+from hypermlp.errors import UserError, first_line
 from hypermlp.train.recipe import DataSettings
 
+REPLACED = "\ufffd"  # stands for bytes that are not UTF-8
 SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".parquet")
 
 
-def documents(data: DataSettings) -> Iterator[str]:
-    """Yield the source's non-empty texts up to ``data.limit`` characters; the last text is cut there."""
+def documents(data: DataSettings, damaged: Counter[str] | None = None) -> Iterator[str]:
+    """Yield the source's non-empty texts up to ``data.limit`` characters; the last text is cut there.
+
+    ``damaged`` counts the characters of each file that are not UTF-8 and are read as U+FFFD.
+    """
     left = data.limit
-    for read in _read(data):
+    for read in _read(data, Counter() if damaged is None else damaged):
         text = read.encode("utf-8", "replace").decode("utf-8")  # JSON may hold unpaired surrogates
         if text.strip():
             yield text[:left]
@@ -25,12 +29,15 @@ def documents(data: DataSettings) -> Iterator[str]:
                 return
 
 
-def _read(data: DataSettings) -> Iterator[str]:
-    """Yield all texts of the source."""
+def _read(data: DataSettings, damaged: Counter[str]) -> Iterator[str]:
+    """Yield all texts of the source, and count what is ``damaged``."""
     if data.source.startswith("hub:"):
         yield from (_text(record, data, data.source) for record in hub_dataset(data))
     for path in corpus_files(data.source):
-        yield from _read_file(path, data)
+        for text in _read_file(path, data):
+            if REPLACED in text:
+                damaged[str(path)] += text.count(REPLACED)
+            yield text
 
 
 def corpus_files(source: str) -> list[Path]:
@@ -120,5 +127,8 @@ def hub_dataset(data: DataSettings) -> Any:
     name, (split, _, config) = data.source.removeprefix("hub:"), data.split.partition(":")
     try:
         return datasets.load_dataset(name, config or None, split=split, streaming=data.streaming)
-    except ValueError as error:  # an unknown split or configuration
-        raise UserError(f"data.source {data.source!r} with data.split {data.split!r}: {error}") from error
+    except (ValueError, OSError) as error:  # an unknown split or configuration, or no network
+        advice = "check the name and the network, or name a file or folder here"
+        raise UserError(
+            f"data.source {data.source!r} with data.split {data.split!r}: {first_line(error)}; {advice}"
+        ) from error

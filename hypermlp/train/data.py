@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ DTYPES = ("uint16", "uint32")
 REQUIRED = {f"{split}{end}" for split in SPLITS for end in (".bin", "-begins.npy")}
 TOKENIZED_AT_ONCE = 256  # documents
 ONLY_DOCUMENT = 0.1  # least share of a corpus of one document that is held out
+FEW = 4096  # tokens held out: a loss of fewer says little
 
 
 class PreparedData:
@@ -165,7 +167,8 @@ def _write(data: DataSettings, folder: Path) -> None:
     """Tokenize the source and write prepared data into ``folder``."""
     tokenizer = build_tokenizer(data.tokenizer, documents(data))
     dtype = np.dtype(DTYPES[0] if len(tokenizer) <= 1 << 16 else DTYPES[1])
-    lengths = _write_tokens(data, tokenizer, dtype, folder)
+    damaged: Counter[str] = Counter()
+    lengths = _write_tokens(documents(data, damaged), data, tokenizer, dtype, folder)
     _fill_splits(data, folder, lengths, dtype)
     for split in SPLITS:
         if not lengths[split]:
@@ -186,14 +189,30 @@ def _write(data: DataSettings, folder: Path) -> None:
     (folder / DESCRIPTION).write_text(json.dumps(sealed, indent=2) + "\n")
     counts = ", ".join(f"{sum(lengths[split]):,} tokens for {split}" for split in SPLITS)
     print(f"prepared {data.source}: {counts}", flush=True)
-    skipped = skipped_files(data.source)
-    if skipped:
+    for note in _notes(data, damaged, sum(lengths["validation"])):
+        print(note, flush=True)
+
+
+def _notes(data: DataSettings, damaged: Counter[str], held: int) -> Iterator[str]:
+    """Yield what a user should know about the source; ``held`` is the number of tokens for validation."""
+    if skipped := skipped_files(data.source):
         kinds = ", ".join(f"{count} of {suffix}" for suffix, count in skipped.most_common(5))
-        print(f"not read: {skipped.total()} files ({kinds}); read are {', '.join(SUFFIXES)}", flush=True)
+        yield f"not read: {skipped.total()} files ({kinds}); read are {', '.join(SUFFIXES)}"
+    if damaged and data.source != "stdlib":
+        first, _ = damaged.most_common(1)[0]
+        yield (
+            f"not UTF-8: {damaged.total():,} characters in {len(damaged)} files, most of them in {first}; "
+            "they were read as U+FFFD. Convert the files to UTF-8, and the data is prepared again"
+        )
+    if held < FEW:
+        yield (
+            f"only {held:,} tokens are held out, so validation losses are rough; data.validation is "
+            f"{data.validation:g}, the share of documents held out: a larger one holds out more"
+        )
 
 
 def _write_tokens(
-    data: DataSettings, tokenizer: Any, dtype: np.dtype[Any], folder: Path
+    texts: Iterator[str], data: DataSettings, tokenizer: Any, dtype: np.dtype[Any], folder: Path
 ) -> dict[str, "array[int]"]:
     """Write every document's tokens to the file of its split; return the documents' lengths by split."""
     lengths = {split: array("q") for split in SPLITS}
@@ -201,7 +220,7 @@ def _write_tokens(
     bar = tqdm(desc=f"preparing {data.source}", unit=" tokens", delay=5, mininterval=10)
     with bar, open(folder / "train.bin", "wb") as train, open(folder / "validation.bin", "wb") as validation:
         files = {"train": train, "validation": validation}
-        for ids, split in _encoded(data, tokenizer):
+        for ids, split in _encoded(texts, data, tokenizer):
             files[split].write(np.asarray(ids, dtype=dtype).tobytes())
             lengths[split].append(len(ids))
             bar.update(len(ids))
@@ -232,9 +251,8 @@ def _fill_splits(
     os.truncate(folder / "train.bin", kept)
 
 
-def _encoded(data: DataSettings, tokenizer: Any) -> Iterator[tuple[list[int], str]]:
+def _encoded(texts: Iterator[str], data: DataSettings, tokenizer: Any) -> Iterator[tuple[list[int], str]]:
     """Yield every document's tokens, with the end-of-text token, and its split."""
-    texts = documents(data)
     while batch := list(itertools.islice(texts, TOKENIZED_AT_ONCE)):
         for text, ids in zip(batch, tokenizer(batch, add_special_tokens=False)["input_ids"], strict=True):
             yield [*ids, tokenizer.eos_token_id], "validation" if held_out(text, data.validation) else "train"

@@ -28,7 +28,11 @@ def key_help() -> str:
         f"{key} = {default}\n{textwrap.fill(meaning, 100, initial_indent='    ', subsequent_indent='    ')}"
         for key, default, meaning in key_table().rows
     ]
-    model = "model.*\n    the fields of HyperMLPConfig: python -m pydoc hypermlp.models.HyperMLPConfig"
+    model = (
+        "model.match_parameters = null\n    a mixer: choose the width of the MLP so that the model has as "
+        "many parameters as with that mixer\n"
+        "model.*\n    the fields of HyperMLPConfig: python -m pydoc hypermlp.models.HyperMLPConfig"
+    )
     return "\n".join([*entries, model])
 
 

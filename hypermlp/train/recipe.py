@@ -254,7 +254,7 @@ def find_recipe(name: str) -> Path:
         if candidate.is_file():
             return candidate
     names = recipe_names()
-    note = near_miss(name, names)
+    note = " is not a file" if Path(name).suffix else near_miss(name, names)
     raise UserError(f"no recipe {name!r}{note}; allowed: a YAML file, or one of {', '.join(names)}")
 
 
@@ -365,7 +365,11 @@ def build(cls: type, content: dict[str, Any], where: str) -> Any:
             raise UserError(f"unknown recipe key {where + str(key)!r}{note}; allowed: {allowed}")
     for each in dataclasses.fields(cls):
         optional = {each.default, each.default_factory} != {dataclasses.MISSING}
-        require(f"recipe key {where}{each.name}", "missing", optional or each.name in content, "given")
+        if not optional and each.name not in content:
+            raise UserError(
+                f"the recipe has no {where}{each.name}, which it must give; "
+                "`hypermlp train --keys` lists all keys"
+            )
     return cls(**{key: _value(value, hints[key], where + key) for key, value in content.items()})
 
 

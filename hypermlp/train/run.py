@@ -43,7 +43,10 @@ def build_model(recipe: Recipe, prepared: PreparedData, init_from: str | None) -
     try:
         model = HyperMLPForCausalLM.from_pretrained(init_from, config=config)
     except RuntimeError as error:
-        raise UserError(f"the weights in {init_from} do not fit the recipe's model: {error}") from error
+        raise UserError(
+            f"the weights in {init_from} do not fit the recipe's model; the report above names them. Set the "
+            f"keys of the section model as in {init_from}/config.json"
+        ) from error
     if context != stored:
         model.extend_context(context)
         if is_main_process():
@@ -52,12 +55,20 @@ def build_model(recipe: Recipe, prepared: PreparedData, init_from: str | None) -
 
 
 def _check_initial(config: HyperMLPConfig, saved: HyperMLPConfig, recipe: Recipe, init_from: str) -> None:
-    """Refuse another width of the MLP, and say which settings without weights the recipe changes."""
+    """Refuse other sizes of the model, and say which settings without weights the recipe changes."""
     widths = config.intermediate_size, saved.intermediate_size
     if recipe.model.get("match_parameters") and widths[0] != widths[1]:
         raise UserError(
             f"model.match_parameters gives an MLP of width {widths[0]} at this context; {init_from} has "
             f"{widths[1]}: pass --set model.match_parameters=null --set model.intermediate_size={widths[1]}"
+        )
+    sizes = ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size")
+    different = [name for name in sizes if getattr(config, name) != getattr(saved, name)]
+    if different:
+        each = ", ".join(f"{name} {getattr(config, name)}, not {getattr(saved, name)}" for name in different)
+        raise UserError(
+            f"the weights in {init_from} do not fit the recipe's model, which has {each}; "
+            "change the section model (for another vocabulary, data.tokenizer)"
         )
     for name in ("sliding_window", "rope_type", "rope_factor"):
         ours, theirs = getattr(config, name), getattr(saved, name)

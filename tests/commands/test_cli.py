@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from hypermlp import cli
 from hypermlp.bench import idle
 from hypermlp.cli import COMMANDS, implementation, main
 from hypermlp.commands import info, shared
@@ -54,6 +55,18 @@ def test_a_mistake_of_the_user_is_one_line(monkeypatch, capsys, error, line):
     monkeypatch.setattr(info, "main", shared.command()(fail))
     assert main(["info"]) == 2
     assert capsys.readouterr().err == f"hypermlp info: {line}\n"
+
+
+@pytest.mark.parametrize("when", ["implementation", "_run"])
+def test_an_interrupted_command_ends_without_a_traceback(monkeypatch, capsys, when):
+    """Importing a command takes seconds, in which a user may change their mind."""
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, when, interrupt)
+    assert main(["info"]) == 130
+    assert capsys.readouterr().err == "hypermlp info: interrupted\n"
 
 
 def test_a_name_that_is_not_text_can_be_printed(monkeypatch, capfd):

@@ -100,6 +100,15 @@ def test_what_cannot_be_masked_is_refused(ids):
             model(ids, **arguments)
 
 
+def test_text_in_the_place_of_ids_and_labels_of_another_shape_are_refused(ids):
+    model = build("R-cg-q-12o")
+    for call in (model, model.generate):
+        with pytest.raises(UserError, match="str; it .* a tensor of token ids, such as tokenizer"):
+            call("import ")
+    with pytest.raises(UserError, match=r"labels has shape \[3, 5\]; it must be \[3, 17\]"):
+        model(ids, labels=ids[:, :5])
+
+
 @pytest.mark.parametrize("wrong", [64, 1000, -1])
 def test_a_token_id_beyond_the_vocabulary_is_named(wrong, ids):
     model = build("R-cg-q-12o", vocab_size=64)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import threading
 import time
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 
+from hypermlp.cli import main
 from hypermlp.commands.serve import model_name
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
 from hypermlp.serve.app import Limits, Server, _Job, build_app
@@ -193,6 +195,17 @@ def test_a_request_that_takes_too_long_ends(server, slow, monkeypatch):
 def test_a_failing_generation_is_an_error_of_the_server(server, client, monkeypatch):
     monkeypatch.setattr(server.model, "generate", lambda **_: 1 / 0)
     assert ask(client).status_code == 500
+
+
+def test_an_address_that_cannot_be_had_is_refused_before_the_model_is_read(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "nowhere", "--host", "127.0.0.1", "--port", str(port)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert f"--host is '127.0.0.1' and --port is {port}, which cannot be used" in shown.err
+    assert main(["serve", "nowhere", "--host", "no.such.host.invalid"]) == 2
+    assert "--host is 'no.such.host.invalid'" in capsys.readouterr().err
 
 
 def test_a_model_has_the_name_of_its_run(tmp_path):

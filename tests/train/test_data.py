@@ -89,6 +89,21 @@ def test_a_home_folder_is_found_and_skipped_files_are_counted(
     assert "not read: 3 files (2 of .pdf, 1 of no suffix); read are .txt" in capsys.readouterr().out
 
 
+def test_text_that_is_not_utf8_and_a_small_validation_split_are_named(tmp_path, capsys):
+    for name in ("good", "bad"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "first.txt").write_text("word " * 3000)
+        (tmp_path / name / "second.txt").write_bytes(
+            b"caf\xe9, na\xefve" if name == "bad" else b"word " * 3000
+        )
+        prepare(DataSettings(source=str(tmp_path / name), cache=str(tmp_path / "cache"), context=8))
+    good, bad = capsys.readouterr().out.split(f"prepared {tmp_path / 'bad'}")
+    assert "not UTF-8" not in good
+    assert "held out" not in good
+    assert f"not UTF-8: 2 characters in 1 files, most of them in {tmp_path / 'bad' / 'second.txt'}; " in bad
+    assert "tokens are held out, so validation losses are rough; data.validation is 0.01" in bad
+
+
 def test_nothing_half_written_stays(settings, monkeypatch, tmp_path):
     monkeypatch.setattr(
         "hypermlp.train.data.save_tokenizer", lambda *_: (_ for _ in ()).throw(OSError("disk full"))

@@ -155,7 +155,7 @@ def test_a_vocabulary_that_cannot_be(recipe_file):
 
 def test_missing_keys(tmp_path):
     (tmp_path / "r.yaml").write_text("name: x\nmodel: {}\ndata: {}\ntraining: {steps: 3}\n")
-    with pytest.raises(ValueError, match="training.batch_tokens is 'missing'; it must be given"):
+    with pytest.raises(ValueError, match="the recipe has no training.batch_tokens, which it must give"):
         load_recipe(str(tmp_path / "r.yaml"))
 
 

@@ -151,7 +151,7 @@ def test_init_from_is_remembered_until_the_first_checkpoint(recipe_file, tmp_pat
 
 def test_weights_that_do_not_fit_are_refused(recipe_file, tmp_path):
     final = train(load_recipe(str(recipe_file)), tmp_path / "first")
-    with pytest.raises(ValueError, match="do not fit the recipe's model"):
+    with pytest.raises(ValueError, match="do not fit the recipe's model, which has hidden_size 64, not 32"):
         train(
             load_recipe(str(recipe_file), ["model.hidden_size=64"]), tmp_path / "second", init_from=str(final)
         )

@@ -42,7 +42,7 @@ def test_sample_continues_a_prompt(run, capsys, place):
 
 
 def test_sample_from_standard_input_and_from_nothing(run, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("document"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"document")))
     assert main(["sample", str(run), "-", "--tokens", "5", "--temperature", "0"]) == 0
     assert capsys.readouterr().out.startswith("document")
     assert main(["sample", str(run), "--tokens", "5"]) == 0
@@ -52,6 +52,8 @@ def test_sample_from_standard_input_and_from_nothing(run, capsys, monkeypatch):
 def test_sample_reports_mistakes(tmp_path, run, capsys):
     assert main(["sample", str(tmp_path)]) == 2
     assert "has no model; allowed: a folder of save_pretrained" in capsys.readouterr().err
+    assert main(["sample", str(run), "ab\udcff"]) == 2
+    assert "the prompt is not UTF-8" in capsys.readouterr().err
     assert main(["sample", str(run), "x", "--tokens", "0"]) == 2
     assert main(["sample", str(run), "x", "--tokens", "1000"]) == 2
     assert "the model's context has 32" in capsys.readouterr().err
