@@ -19,7 +19,7 @@ from hypermlp.mad.protocol import cells, find_grid, grid_of, read_cell
 from hypermlp.mad.report import published_value, summarize
 from hypermlp.mad.tasks import TASKS
 from hypermlp.reporting.records import read_record
-from hypermlp.study import report
+from hypermlp.study import report, scale, scale_report
 from hypermlp.study.claims import CLAIMED
 from hypermlp.study.contrast import contrast_table, contrasts
 from hypermlp.study.protocol import find_size
@@ -166,6 +166,16 @@ def test_the_study():
     assert below in text, "docs/study.md does not show docs/results/study-mini"
     low, value, high = (f"{summary(study)['spearman'][name]:.2f}" for name in ("low", "value", "high"))
     assert f"Spearman {value}, 95 % interval {low} to {high}, 32 rows" in (ROOT / "README.md").read_text()
+
+
+def test_loss_against_size():
+    folder = ROOT / "docs" / "results" / "scale"
+    points = scale.find_points("full", [])
+    found = scale.read_scale(points, folder, ROOT / "docs" / "results" / "headline")
+    assert len(found) == 9
+    table = scale_report.markdown(found, points).strip()
+    assert table == (folder / "table.md").read_text().strip()
+    assert table in (ROOT / "docs" / "study.md").read_text(), "docs/study.md does not show docs/results/scale"
 
 
 def test_the_learning_rates_of_cpu_mini_are_the_tuned_ones():

@@ -254,7 +254,7 @@ def find_recipe(name: str) -> Path:
         if candidate.is_file():
             return candidate
     names = recipe_names()
-    note = " is not a file" if Path(name).suffix else near_miss(name, names)
+    note = ", which is not a file" if Path(name).suffix else near_miss(name, names)
     raise UserError(f"no recipe {name!r}{note}; allowed: a YAML file, or one of {', '.join(names)}")
 
 
