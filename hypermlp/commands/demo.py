@@ -31,7 +31,7 @@ def main(args: Args) -> None:
     picture = draw(folder / "demo.png", recall.curves, language.curves)
     console.print(f"the learning curves: {picture}")
     console.print(f"{time.monotonic() - began:.0f} s in all")
-    console.print("next, after `. .venv/bin/activate` if make installed it: hypermlp sample tiny 'def '")
+    console.print("next: hypermlp sample tiny 'def ' (after make, first `. .venv/bin/activate`)")
     failed = sum(not each.holds for each in expectations)
     if failed:
         raise UserError(f"{failed} of {len(expectations)} results are not as expected")
