@@ -40,12 +40,16 @@ class Scores:
         scores = self.scores.get(mixer, {})
         return fmean(scores.values()) if len(scores) == len(TASKS) else None
 
+    def score(self, mixer: str, column: str) -> float | None:
+        """Return the accuracy on a task, or the mean for AVERAGE; None if it is missing."""
+        return self.average(mixer) if column == AVERAGE else self.scores.get(mixer, {}).get(column)
+
     def cell(self, mixer: str, column: str, published_as: str | None = None) -> str:
         """Return the score in percent, with the published value in brackets if there is one.
 
         ``column`` is a task or AVERAGE. ``published_as`` is the published name of the mixer if it differs.
         """
-        ours = self.average(mixer) if column == AVERAGE else self.scores.get(mixer, {}).get(column)
+        ours = self.score(mixer, column)
         published = published_value(published_as or mixer, column)
         shown = "" if ours is None else f"{100 * ours:.1f}"
         return shown if published is None else f"{shown} ({published:.1f})".strip()

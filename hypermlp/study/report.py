@@ -14,7 +14,7 @@ from hypermlp.study.intervals import show_interval, spearman
 from hypermlp.study.missing import missing
 from hypermlp.study.protocol import LOSSES
 from hypermlp.study.summary import ENOUGH, PAPER_DIVERGED, Row, Study
-from hypermlp.study.tables import mad_tasks, rates_table, study_table
+from hypermlp.study.tables import agreement_table, mad_tasks, rates_table, study_table
 from hypermlp.study.thresholds import THRESHOLD_ROW
 
 TEMPLATE = Path(__file__).parent / "study.html"
@@ -95,6 +95,8 @@ def markdown(study: Study) -> str:
         parts.append(
             f"Rank correlation (Spearman) {over}: {show_interval(study.rank_correlation, digits=2)}."
         )
+    if study.mad_correlations:
+        parts.append(agreement_table(study).markdown())
     if study.verdicts:
         parts.append(claims_table(study).markdown())
         parts += [details.markdown() for verdict in study.verdicts if (details := verdict.details)]
@@ -122,6 +124,7 @@ def page(study: Study, title: str, comparison: Comparison | None = None) -> str:
         rates=rates_table(study) if study.tuning else None,
         missing=missing(study),
         table=study_table(study),
+        agreement=agreement_table(study) if study.mad_correlations else None,
         threshold_row=THRESHOLD_ROW,
         groups=[(name, title) for name, title in GROUPS.items() if name in present],
         comparison=comparison,

@@ -16,7 +16,8 @@ from hypermlp.errors import UserError
 from hypermlp.jobs.cells import finite_fields
 from hypermlp.label import PAPER_ROWS, PROBABLE_READING
 from hypermlp.mad.protocol import MadCell, cells, find_grid, read_cell
-from hypermlp.mad.report import Scores, summarize
+from hypermlp.mad.report import AVERAGE, Scores, published_value, summarize
+from hypermlp.mad.tasks import TASKS
 from hypermlp.reporting.records import read_record
 from hypermlp.study.claims import Verdict, judge, pair_name
 from hypermlp.study.intervals import Interval, spearman
@@ -132,6 +133,24 @@ class Study:
         """Rank correlation of our losses with the paper's; None for too few rows."""
         pairs = [(self.rows[label].loss, PAPER_ROWS[label].loss) for label in self.comparable]
         return spearman(*map(list, zip(*pairs, strict=True))) if len(pairs) >= ENOUGH else None
+
+    @cached_property
+    def mad_correlations(self) -> dict[str, tuple[int, Interval]]:
+        """Number of rows, and rank correlation of our scores with the paper's, by MAD task and for AVERAGE.
+
+        Columns with too few rows are left out, and columns in which all rows are equal.
+        """
+        found = {}
+        for column in (*TASKS, AVERAGE):
+            pairs = [
+                (ours, published)
+                for label in PAPER_ROWS
+                if (ours := self.mad.score(label, column)) is not None
+                and (published := published_value(label, column)) is not None
+            ]
+            if len(pairs) >= ENOUGH and all(len(set(scores)) > 1 for scores in zip(*pairs, strict=True)):
+                found[column] = (len(pairs), spearman(*map(list, zip(*pairs, strict=True))))
+        return found
 
 
 def read_study(folder: Path) -> Study:
@@ -323,6 +342,10 @@ def summary(study: Study) -> dict[str, Any]:
     return {
         "rows": rows,
         "spearman": finite_fields(study.rank_correlation) if study.rank_correlation else None,
+        "mad_spearman": {
+            column: {"rows": rows, **finite_fields(interval)}
+            for column, (rows, interval) in study.mad_correlations.items()
+        },
         "thresholds": list(study.thresholds),
         "claims": claims,
         "settings": study.settings,

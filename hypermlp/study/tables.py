@@ -7,6 +7,7 @@ from hypermlp.mad.report import AVERAGE, published_value
 from hypermlp.mad.tasks import TASKS
 from hypermlp.paper.variants import LOSS_THRESHOLDS, STEPS_PER_EVALUATION
 from hypermlp.reporting.table import Table
+from hypermlp.study.intervals import show_interval
 from hypermlp.study.summary import PAPER_LABEL, Study
 from hypermlp.study.thresholds import FRACTIONS, THRESHOLD_ROW, steps_to
 
@@ -71,6 +72,15 @@ def rates_table(study: Study) -> Table:
     return Table(["label", *(f"at {rate:g}" for rate in rates)], lines)
 
 
+def agreement_table(study: Study) -> Table:
+    """Return the rank correlations of our MAD columns with the paper's."""
+    lines = [
+        [SHORT[column], f"{rows}", show_interval(interval, digits=2)]
+        for column, (rows, interval) in study.mad_correlations.items()
+    ]
+    return Table(["MAD column", "rows", "rank correlation with the paper"], lines)
+
+
 def _cells(study: Study, label: str) -> list[str]:
     """Return the first columns of a line, up to the loss."""
     stands_for = f" (for {PAPER_LABEL[label]})" if label in PAPER_LABEL else ""
@@ -125,8 +135,7 @@ def _count(steps: float | None) -> str:
 
 def _mad(study: Study, label: str, column: str) -> str:
     """Return a MAD score in percent. ``column`` is a task or AVERAGE."""
-    scores = study.mad.scores.get(label, {})
-    ours = study.mad.average(label) if column == AVERAGE else scores.get(column)
+    ours = study.mad.score(label, column)
     published = published_value(PAPER_LABEL.get(label, label), column)
     shown = MISSING if ours is None else f"{100 * ours:.1f}"
     return shown if published is None else f"{shown} ({published:.1f})"

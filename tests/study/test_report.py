@@ -3,14 +3,16 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from hypermlp.cli import main
 from hypermlp.label import PAPER_ROWS
+from hypermlp.mad.report import PUBLISHED, Scores
 from hypermlp.study.protocol import ROWS
-from hypermlp.study.report import compare, page
-from hypermlp.study.summary import read_study
+from hypermlp.study.report import compare, markdown, page
+from hypermlp.study.summary import read_study, summary
 
 
 def test_report_writes_page_table_and_summary(made_up, capsys):
@@ -30,6 +32,27 @@ def test_report_writes_page_table_and_summary(made_up, capsys):
     assert {claim["claim"]: claim["verdict"] for claim in summary["claims"]}[
         "The lag layout is necessary"
     ] == "supported"
+
+
+def test_mad_is_compared_with_the_paper_column_by_column(made_up):
+    """Five rows rank as in the paper on one task, the other way round on another, and equally on a third."""
+    labels = ["S", "S-p", "S-c", "R", "R-p"]
+    scores = {
+        label: {
+            "compression": PUBLISHED[label]["compression"] / 100,
+            "memorization": 1 - PUBLISHED[label]["memorization"] / 100,
+            "in-context-recall": 1.0,
+        }
+        for label in labels
+    }
+    study = replace(read_study(made_up), mad=Scores(scores))
+    found = summary(study)["mad_spearman"]
+    assert {column: (each["rows"], each["value"]) for column, each in found.items()} == {
+        "compression": (5, pytest.approx(1)),
+        "memorization": (5, pytest.approx(-1)),
+    }
+    assert "| compress | 5 | 1.00 (" in markdown(study)
+    assert "Does MAD rank the rows as in the paper?" in page(study, "The study")
 
 
 def test_the_papers_own_losses_support_what_they_support(made_up):
