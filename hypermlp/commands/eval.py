@@ -1,5 +1,6 @@
 """``hypermlp eval``: checkpoints under lm-evaluation-harness, by position, or by length, side by side."""
 
+import importlib
 import sys
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from hypermlp.commands.shared import (
     DEVICE,
     Args,
     Argument,
+    check_device,
     command,
     require_at_least,
     require_writable,
@@ -103,7 +105,7 @@ def _require_checkpoints(args: Args) -> None:
 
 def _harness(args: Args) -> None:
     try:
-        from hypermlp.evals.checkpoint import check_device
+        importlib.import_module("hypermlp.evals.checkpoint")
     except ImportError as error:
         raise UserError(
             f"evaluation needs lm-evaluation-harness: pip install 'hypermlp[eval]' ({error})"

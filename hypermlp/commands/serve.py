@@ -6,7 +6,15 @@ from pathlib import Path
 
 import transformers
 
-from hypermlp.commands.shared import CHECKPOINT, DEVICE, Args, Argument, command, require_at_least
+from hypermlp.commands.shared import (
+    CHECKPOINT,
+    DEVICE,
+    Args,
+    Argument,
+    check_device,
+    command,
+    require_at_least,
+)
 from hypermlp.errors import UserError
 from hypermlp.models.loading import load
 
@@ -33,13 +41,11 @@ def main(args: Args) -> None:
         from hypermlp.serve.app import Limits, Server, build_app
     except ImportError as error:
         raise UserError(f"serving needs more packages: pip install 'hypermlp[serve]' ({error})") from error
+    check_device(args.device)
     sockets = listen(args.host, args.port)
     transformers.logging.disable_progress_bar()
     model, tokenizer = load(args.checkpoint)
-    try:
-        model = model.to(args.device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"--device is {args.device!r}, which is not usable here: {error}") from error
+    model = model.to(args.device)
     name = model_name(args.checkpoint)
     app = build_app(Server(model, tokenizer, name, Limits(waiting=args.waiting, seconds=args.timeout)))
     print(

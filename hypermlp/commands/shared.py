@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hypermlp.config import LARGEST_SIZE
-from hypermlp.errors import UserError
+from hypermlp.errors import UserError, first_line
 from hypermlp.jobs.workers import Cluster, Local, Workers
 from hypermlp.reporting.records import check_writable, new_record, write_record
 
@@ -91,17 +91,21 @@ def choices(about: dict[str, str], default: str) -> str:
     return "; ".join(f"{name}{' (default)' * (name == default)} = {text}" for name, text in about.items())
 
 
+def check_device(name: str) -> None:
+    """Raise UserError if tensors on this device cannot be made and read back."""
+    try:
+        torch.zeros(1, device=name).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UserError(f"--device is {name!r}, which is not usable here: {first_line(error)}") from error
+
+
 def chosen_workers(args: Args) -> Workers:
     """Return the workers that the arguments WORKERS ask for."""
     if args.jobs < 1 or (args.threads is not None and args.threads < 1):
         raise UserError(f"--jobs is {args.jobs}, --threads is {args.threads}; both must be 1 or more")
     if args.gpus < 0 or (args.gpus and not args.cluster):
         raise UserError(f"--gpus is {args.gpus}; it must be 0 or more, and needs --cluster")
-    try:
-        torch.zeros(1, device=args.device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"--device is {args.device!r}, which is not usable here: {reason}") from error
+    check_device(args.device)
     if args.cluster:
         return Cluster(address=args.cluster, threads=args.threads or 1, gpus=args.gpus)
     return Local(jobs=args.jobs, threads=args.threads, device=args.device)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
@@ -58,13 +57,3 @@ class CheckpointLM(HFLM):  # type: ignore[misc]
             return super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
         finally:
             self.add_bos_token = kept
-
-
-def check_device(name: str) -> None:
-    """Raise UserError if a device cannot be used; the harness would silently use another one."""
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(
-            f"--device is {name!r}, which cannot be used: {str(error).splitlines()[0]}"
-        ) from error

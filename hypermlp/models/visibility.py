@@ -117,16 +117,23 @@ def _check_shape(name: str, x: Tensor, shape: tuple[int, int]) -> None:
 
 
 def _padding(mask: Tensor, batch: int, total: int | Tensor) -> Tensor | None:
-    if mask.dim() != 2:
+    if not isinstance(mask, Tensor) or mask.dim() != 2:
+        given = f"shape {list(mask.shape)}" if isinstance(mask, Tensor) else f"type {type(mask).__name__}"
         raise UserError(
-            f"attention_mask has shape {list(mask.shape)}; it must be [batch, positions], 0 for padding on "
-            "the left"
+            f"attention_mask has {given}; it must be a tensor [batch, positions], 1 for tokens and 0 for "
+            "padding"
         )
     _check_shape("attention_mask", mask, (batch, mask.shape[1] if isinstance(total, Tensor) else total))
     seen = mask != 0
     starts = (seen.cumsum(dim=1) == 0).sum(dim=1)
     if torch.compiler.is_compiling():
         return starts
+    raise_where(
+        seen & (mask != 1),
+        "attention_mask has a value other than 0 and 1",
+        "1 for tokens and 0 for padding (several documents in a row: document_ids)",
+        mask,
+    )
     runs = (seen[:, 1:] & ~seen[:, :-1]).sum(dim=1) + seen[:, 0]
     raise_where(
         runs > 1,

@@ -91,7 +91,10 @@ def test_what_cannot_be_masked_is_refused(ids):
     cases = [
         ({"attention_mask": hole}, "zeros between ones"),
         ({"attention_mask": hole[:, :5]}, r"attention_mask has shape \[3, 5\]; it must be \[3, 17\]"),
-        ({"attention_mask": hole[:, None, None]}, "must be \\[batch, positions\\]"),
+        ({"attention_mask": hole[:, None, None]}, r"must be a tensor \[batch, positions\]"),
+        ({"attention_mask": hole.tolist()}, "attention_mask has type list; it must be a tensor"),
+        ({"attention_mask": 1 + hole}, r"a value other than 0 and 1: got 2 at index \(0, 0\).*document_ids"),
+        ({"attention_mask": hole * torch.nan}, "a value other than 0 and 1: got nan"),
         ({"document_ids": ids[:, :4]}, r"document_ids has shape \[3, 4\]"),
         ({"past_key_values": DynamicCache(), "use_cache": True}, r"DynamicCache\(config=model.config\)"),
     ]

@@ -197,6 +197,15 @@ def test_a_failing_generation_is_an_error_of_the_server(server, client, monkeypa
     assert ask(client).status_code == 500
 
 
+@pytest.mark.parametrize(
+    "command", [["serve", "nowhere"], ["eval", "nowhere"], ["mad", "run", "--mixer", "S"]]
+)
+@pytest.mark.parametrize("device", ["nonsense", "meta"])
+def test_a_device_without_values_is_refused_before_any_work(command, device, capsys):
+    assert main([*command, "--device", device]) == 2
+    assert f"--device is '{device}', which is not usable here" in capsys.readouterr().err
+
+
 def test_an_address_that_cannot_be_had_is_refused_before_the_model_is_read(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
