@@ -84,14 +84,16 @@ def compile_target(root: Path, target: Target, folder: Path) -> list[Path]:
 
     headers = Path(torch.__file__).parent / "include"
     zig = shlex.split(os.environ.get("ZIG", "")) or [sys.executable, "-m", "ziglang"]
-    link = [f"-L{folder}", "-ltorch_cpu"]
-    if target.suffix == "so":
-        (folder / "exports.map").write_text("{ global: hypermlp_*; local: *; };")
-        link += ["-Wl,-s", "-Wl,-z,defs", f"-Wl,--version-script={folder / 'exports.map'}"]
+    (folder / "exports.map").write_text("{ global: hypermlp_*; local: *; };")
     _write_stub(zig, target, headers, folder)
     files, entries = [], []
     for variant in target.variants:
         library = folder / f"kernels-{variant.instruction_set}.{target.suffix}"
+        link = [f"-L{folder}", "-ltorch_cpu", "-Wl,-s"]  # stripped: symbols for debuggers contain paths
+        if target.suffix == "so":
+            link += ["-Wl,-z,defs", f"-Wl,--version-script={folder / 'exports.map'}"]
+        else:  # zig has no list of exports for macOS
+            link.append(f"-Wl,-install_name,@rpath/{library.name}")
         paths = [f"-ffile-prefix-map={path}=." for path in (build.SOURCES, headers)]
         command = [*zig, "c++", "-target", target.triple, *variant.flags, *build.FLAGS, *paths]
         build.compile_library(command, link, library)

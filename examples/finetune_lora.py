@@ -1,7 +1,7 @@
 """Fine-tune a language model on questions and answers with LoRA, and save the adapter.
 
     python examples/finetune_lora.py                      # trains a small base model first
-    python examples/finetune_lora.py --model runs/x/final --steps 200
+    python examples/finetune_lora.py --model tiny         # or a run of hypermlp train
 
 With TRL installed (pip install trl) its SFTTrainer trains, without padding; otherwise transformers' Trainer
 does the same. Both pack the examples into one row, and every example sees itself alone. Needs
@@ -14,13 +14,17 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from peft import LoraConfig, get_peft_model
 from transformers import AutoTokenizer, DataCollatorWithFlattening, Trainer, TrainingArguments
 
 from hypermlp.models import HyperMLPForCausalLM
+from hypermlp.models.loading import model_folder
 from hypermlp.train.recipe import load_recipe
 from hypermlp.train.run import train
 
+try:
+    from peft import LoraConfig, get_peft_model
+except ImportError as error:
+    raise SystemExit(f"this example needs peft: pip install peft ({error})") from error
 try:
     from trl import SFTConfig, SFTTrainer
 except ImportError:
@@ -93,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", help="a saved model (default: a small one is trained first)")
+    parser.add_argument("--model", help="tiny, a run, or a folder (default: a small one is trained first)")
     parser.add_argument("--steps", type=int, default=100, help="steps of fine-tuning (default: 100)")
     parser.add_argument("--base-steps", type=int, default=100, help="steps of the base model (default: 100)")
     parser.add_argument(
@@ -106,8 +110,9 @@ def main() -> None:
     if args.model is None:
         recipe = load_recipe("demo", [f"training.steps={args.base_steps}", "training.warmup_steps=0"])
         args.model = str(train(recipe, args.out / "base"))
-    tokenizer = AutoTokenizer.from_pretrained(args.model)
-    model = HyperMLPForCausalLM.from_pretrained(args.model).eval()
+    folder = model_folder(args.model)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = HyperMLPForCausalLM.from_pretrained(folder).eval()
     held_out = questions(64, seed=1)
     before = loss_of(model, tokenizer, held_out)
     tuned = fine_tune(model, tokenizer, questions(2000, seed=0), args.steps, args.out)

@@ -3,9 +3,9 @@
     python examples/hf_llama_swap.py                   # about a minute and a half on 2 cores
 
 Everything else stays Llama's: embeddings, norms, MLPs, head, ``save_pretrained``. HyperGLU's model has
-15 % more parameters here. Text is generated without a cache. For cached generation, padding and packing, use
-``HyperMLPForCausalLM`` with ``block="llama"``, the same model with all of it (docs/language-model.md). Needs
-pip install 'hypermlp[train]'.
+15 % more parameters here. Padding works, and text is generated without a cache. For cached generation and
+packing, use ``HyperMLPForCausalLM`` with ``block="llama"``, the same model with all of it
+(docs/language-model.md). Needs pip install 'hypermlp[train]'.
 """
 
 import argparse
@@ -41,10 +41,22 @@ class SwappedAttention(nn.Module):
         super().__init__()
         self.mixer = HyperGLU(config.hidden_size, max_length=config.max_position_embeddings)
 
-    def forward(self, hidden_states: Tensor, past_key_values: Any = None, **_: Any) -> tuple[Tensor, None]:
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
         if past_key_values is not None:
             raise NotImplementedError("call generate with use_cache=False, or use HyperMLPForCausalLM")
-        return self.mixer(hidden_states), None
+        starts = None
+        if (
+            attention_mask is not None
+        ):  # [B, 1, T, T]: which positions the last one sees tells the left padding
+            seen = attention_mask[:, 0, -1]
+            starts = (seen if seen.dtype == torch.bool else seen == 0).int().argmax(-1)
+        return self.mixer(hidden_states, starts=starts), None
 
 
 def build(name: str) -> LlamaForCausalLM:
@@ -86,6 +98,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=300, help="training steps (default: 300)")
     args = parser.parse_args()
+    if args.steps < 1:
+        parser.error(f"--steps is {args.steps}; it must be at least 1")
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     text = torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8)
     for name, rate in RATES.items():

@@ -97,6 +97,8 @@ def main() -> None:
         "--out", type=Path, default=Path("swap_attention.png"), help="picture (default: swap_attention.png)"
     )
     args = parser.parse_args()
+    if args.steps < 2:
+        parser.error(f"--steps is {args.steps}; it must be at least 2")
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     text = torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8)
     curves = {name: train(name, text, args.steps) for name in RATES}
@@ -111,7 +113,7 @@ def main() -> None:
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.add_subplot(xlabel="step", ylabel="training loss, nats per byte")
     for name, losses in curves.items():
-        window = min(20, len(losses))
+        window = max(1, min(20, len(losses) // 5))
         means = torch.tensor(losses).unfold(0, window, 1).mean(1)
         axes.plot(range(window - 1, len(losses)), means, label=name)
     axes.legend(frameon=False)

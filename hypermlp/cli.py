@@ -8,6 +8,7 @@ import sys
 from typing import Any, NamedTuple
 
 from hypermlp import __version__
+from hypermlp.config import near_miss
 from hypermlp.errors import UserError, describe
 
 
@@ -114,7 +115,11 @@ def explain(words: list[str]) -> int:
     stream = sys.stdout if asked_for_help else sys.stderr
     if not asked_for_help:
         subcommands = ", ".join(name.removeprefix(group) for name in listed)
-        needed = f"{words[0]!r} needs one of: {subcommands}" if group else f"unknown command {words[0]!r}"
+        needed = f"{words[0]!r} needs one of: {subcommands}"
+        if not group:
+            needed = (
+                f"unknown command {words[0]!r}{near_miss(words[0], {name.split()[0] for name in COMMANDS})}"
+            )
         print(f"hypermlp: {needed}", file=stream)
     lines = [f"  {name:<{max(map(len, listed))}}  {summary}" for name, summary in listed.items()]
     print(f"usage: hypermlp {group}COMMAND ...\n", *lines, sep="\n", file=stream)

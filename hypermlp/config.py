@@ -299,8 +299,8 @@ def divided(hidden_size: int, compression: int, parts: int) -> int:
         "hidden_size",
         hidden_size,
         hidden_size % step == 0,
-        f"a multiple of {step}, such as {' or '.join(map(str, near))}: heads divide a width that is "
-        f"hidden_size / {compression} into {parts} equal parts",
+        f"a multiple of {step}, such as {' or '.join(map(str, near))}: heads and branches divide a width "
+        f"that is hidden_size / {compression} into {parts} equal parts; or change num_heads or compression",
     )
     return int(hidden_size) // compression
 

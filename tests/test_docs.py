@@ -139,7 +139,7 @@ def test_tables_of_long_contexts():
 
 
 def test_mad_tables():
-    labels = ["S", "S-p", "R-cg-q", "R-cg-q-12o", "G-cg-q-12o", "R-12!", "R-12o!"]
+    labels = ["S", "S-p", "S-c", "S-pc", "R-cg-q", "R-cg-q-12o", "G-cg-q-12o", "R-12!", "R-12o!"]
     wanted = [cell for label in labels for cell in cells(label, find_grid("mini"), list(TASKS))]
     results = [(cell, recorded(ROOT / "docs" / "results" / "study-mini" / "mad", cell)) for cell in wanted]
     assert str(summarize(results)) in (ROOT / "docs" / "mad.md").read_text(), (
@@ -164,6 +164,9 @@ def test_the_study():
     assert table == (folder / "table.md").read_text()
     below = table[table.index("Rank correlation") :].strip()
     assert below in text, "docs/study.md does not show docs/results/study-mini"
+    complete = sum(study.mad.average(label) is not None for label in size.rows)
+    assert f"been run for {complete} of the 35 rows" in text
+    assert f"{complete} of 35 rows are complete" in (folder.parent / "README.md").read_text()
     low, value, high = (f"{summary(study)['spearman'][name]:.2f}" for name in ("low", "value", "high"))
     readme = " ".join((ROOT / "README.md").read_text().split())
     assert f"Spearman {value}, 95 % interval {low} to {high}, 32 rows" in readme

@@ -1,5 +1,6 @@
 """The site: links lead to its pages, its checks find mistakes, and it works in a browser from the disk."""
 
+import ast
 import functools
 import os
 import subprocess
@@ -66,6 +67,23 @@ def test_mistakes_are_found(tmp_path, monkeypatch):
     ]
 
 
+def test_docstrings_are_staged_as_markdown():
+    code = '''
+def double(x):
+    """Return ``2 x``.
+
+    Example::
+
+        y = double(2)
+
+        assert y == 4
+    """
+'''
+    shown = stage.fenced_docstrings(code)
+    assert "    Example:\n\n    ```python\n    y = double(2)\n\n    assert y == 4\n    ```\n" in shown
+    assert ast.parse(shown)
+
+
 @functools.cache
 def built() -> Path:
     python = os.environ.get("SITE_PYTHON", "")
@@ -109,7 +127,8 @@ def test_search_from_the_disk(chromium):
     box.wait_for()
     result = view.locator("a[href*='long-context']").filter(has_text="Sliding windows")
     assert result.count() == 0, "the page has the link without a search"
-    box.fill("sliding window")
+    box.press_sequentially("sliding window")
+    assert box.input_value() == "sliding window"
     result.first.wait_for(timeout=10_000)
     result.first.click()
     assert "/long-context.html" in view.url

@@ -7,7 +7,7 @@ if (location.protocol === "file:") {
       this.frame.hidden = true;
       document.body.append(this.frame);
       const inside = this.frame.contentWindow;
-      inside.postMessage = (data) => setTimeout(() => this.onmessage?.({ data }));
+      inside.postMessage = (data) => setTimeout(() => this.onmessage?.({ data: structuredClone(data) }));
       this.loaded = new Promise((resolve) => {
         const script = inside.document.createElement("script");
         script.onload = resolve;
@@ -17,7 +17,8 @@ if (location.protocol === "file:") {
       });
       this.inside = inside;
     }
-    postMessage(data) {
+    postMessage(message) {
+      const data = structuredClone(message); // as a worker would: the sender changes its objects afterwards
       this.loaded.then(() => this.inside.dispatchEvent(new this.inside.MessageEvent("message", { data })));
     }
     terminate() {

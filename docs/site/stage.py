@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -168,6 +169,29 @@ def definition(module: str, name: str) -> tuple[str, int]:
     raise SystemExit(f"{module}.{name} has no definition")
 
 
+def fenced_docstrings(code: str) -> str:
+    """Return Python code in whose docstrings literal blocks, which follow "::", are blocks of Markdown."""
+
+    def replace(match: re.Match[str]) -> str:
+        indent, title, block = (
+            match[1],
+            match[2],
+            textwrap.indent(textwrap.dedent(match[3]).strip("\n"), match[1]),
+        )
+        language = "python" if title.startswith("Example") else "text"
+        return f"{indent}{title}:\n\n{indent}```{language}\n{block}\n{indent}```\n\n"
+
+    return re.sub(r"(?m)^( *)(\S.*\w)::\n\n((?:\1    .*\n|\n)+)", replace, code)
+
+
+def stage_package() -> None:
+    """Copy the package for the API reference."""
+    for path in sorted((ROOT / "hypermlp").rglob("*.py")):
+        copy = STAGE / "package" / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(fenced_docstrings(path.read_text()))
+
+
 def stage_api() -> None:
     sources: set[str] = set()
     overview = ["# API reference", "Every public name, from its docstring, with a link to its source."]
@@ -205,7 +229,8 @@ def main() -> None:
     shutil.rmtree(STAGE, ignore_errors=True)
     places = page_places()
     steps: list[Callable[[], None]] = [
-        lambda: stage_documents(places), lambda: stage_examples(places), stage_recipes, stage_api
+        lambda: stage_documents(places), lambda: stage_examples(places), stage_recipes, stage_package,
+        stage_api,
     ]  # fmt: skip
     for step in steps:
         step()

@@ -21,7 +21,8 @@ def tiny(mixer: str = "hyperglu") -> Path:
     Auto classes of transformers load it after ``import hypermlp.models``.
 
     Args:
-        mixer: "hyperglu", or "softmax" for a model with softmax attention and as many parameters.
+        mixer: "hyperglu", or "softmax" for a model with softmax attention and as many parameters. The names
+            of the models, "tiny" and "tiny-softmax", are accepted too.
 
     Example::
 
@@ -31,7 +32,7 @@ def tiny(mixer: str = "hyperglu") -> Path:
         model = HyperMLPForCausalLM.from_pretrained(hypermlp.tiny())
         assert model.config.mixer == "G-cg-q-12o"
     """
-    return FOLDER / find_option("mixer of a shipped model", mixer, MODELS)
+    return find_shipped(mixer) or FOLDER / find_option("mixer of a shipped model", mixer, MODELS)
 
 
 def find_shipped(name: str) -> Path | None:

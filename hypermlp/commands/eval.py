@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import transformers
+
 from hypermlp.commands.shared import (
     DEVICE,
     Args,
@@ -68,6 +70,7 @@ def main(args: Args) -> None:
 
 def _by_position(args: Args) -> None:
     _require_checkpoints(args)
+    transformers.logging.disable_progress_bar()
     rows: list[dict[str, Any]] = []
     context = 0
     tell = partial(print, flush=True)

@@ -7,7 +7,7 @@ import transformers
 from hypermlp.commands.shared import CHECKPOINT, Args, Argument, command, require_at_least
 from hypermlp.config import ROPE_TYPES
 from hypermlp.errors import UserError
-from hypermlp.layers.resizing import METHODS
+from hypermlp.layers.resizing import DEFAULT_METHOD, METHODS
 from hypermlp.models.loading import load
 
 
@@ -18,7 +18,7 @@ from hypermlp.models.loading import load
     Argument(
         "--method",
         choices=METHODS,
-        default="repeat",
+        default=DEFAULT_METHOD,
         help="parameters of the added slots: zeros, the mean of the last 32, the far half repeated, or the "
         "far half stretched over log-lag (default: repeat)",
     ),

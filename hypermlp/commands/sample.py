@@ -10,7 +10,7 @@ import transformers
 
 from hypermlp.commands.shared import CHECKPOINT, Args, Argument, command, read_prompt, require_at_least
 from hypermlp.errors import UserError, first_line
-from hypermlp.models.loading import load
+from hypermlp.models.loading import is_local, load, model_folder
 
 USUAL = 200  # tokens
 TEMPERATURES = (0.01, 100.0)  # of random draws: below, the softmax overflows; above, every token is as likely
@@ -54,6 +54,9 @@ def main(args: Args) -> None:
         print(f"the prompt is the text {prompt!r}; to read the file: - < {prompt[1:]}", file=sys.stderr)
     transformers.set_seed(args.seed)
     transformers.logging.disable_progress_bar()
+    folder = model_folder(args.checkpoint) if is_local(args.checkpoint) else Path(args.checkpoint)
+    if folder.name.startswith("checkpoint-") and folder != Path(args.checkpoint):
+        print(f"the run has not ended; this is its {folder.name}", file=sys.stderr)
     model, tokenizer = load(args.checkpoint)
     drawn = {"do_sample": True, "temperature": args.temperature, "top_k": args.top_k}
     settings = drawn if args.temperature > 0 else {"do_sample": False}

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hypermlp.errors import UserError
 from hypermlp.evals.variants import Variant
+from hypermlp.layers.resizing import DEFAULT_METHOD
 from hypermlp.models import HyperMLPForCausalLM
 from hypermlp.models.loading import load, model_folder
 from hypermlp.reporting.table import Table
@@ -161,6 +162,13 @@ def evaluate_positions(
     pieces = held_out_texts(prepare(first.data), length, texts)
     tell(f"{len(pieces)} held-out texts of {length} tokens, {length / context:g} times the trained context")
     for variant in variants:
+        present = runs[variant.source].model.config.max_position_embeddings
+        if not variant.kind and length > present:
+            tell(
+                f"{variant.source}: context extended from {present} to {length} without training (learned "
+                f"slots by {DEFAULT_METHOD!r}); {variant.source}@window and other variants: "
+                "docs/long-context.md"
+            )
         yield by_position(runs[variant.source], variant, pieces, context), context
 
 

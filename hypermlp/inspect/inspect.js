@@ -73,7 +73,7 @@ function drawText() {
   const lines = strongest.map(([key, percent]) => {
     const back = state.step - key;
     const where = back ? `${back} back` : "itself";
-    return `“${shown(data.tokens[key])}”, ${where}: ${percent} % of the length of all contributions`;
+    return `“${shown(data.tokens[key])}”, ${where}: ${percent} % of the summed lengths of all contributions`;
   });
   if (!lines.length) lines.push("No slot is active here: the head's output is zero. Choose another head, layer or token.");
   byId("memory").replaceChildren(...lines.map(line => {

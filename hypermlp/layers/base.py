@@ -277,5 +277,6 @@ class SequenceMixer(nn.Module):
             raise UserError(f"x is on {x.device}, the layer on {weight.device}; move one of them")
         if x.dtype != weight.dtype and weight.is_floating_point() and not autocast_enabled(x.device.type):
             raise UserError(
-                f"x is {x.dtype}, the layer {weight.dtype}; cast one of them, or use torch.autocast"
+                f"x is {x.dtype}, the layer {weight.dtype}; cast one of them"
+                + (", or use torch.autocast" if x.is_floating_point() else "")
             )

@@ -43,6 +43,7 @@ def _stretched(rows: Tensor, count: int) -> Tensor:
 
 
 METHODS = {"zero": _zeros, "mean": _mean, "repeat": _repeated, "log-lag": _stretched}
+DEFAULT_METHOD = "repeat"
 """What added rows hold: zeros, the mean of the last rows, the far half of the rows again and again, or the
 far half stretched over the logarithm of the lag."""
 

@@ -58,7 +58,11 @@ def _load(name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # the user's module can raise anything
-        raise UserError(f"mixer {name!r} cannot be imported: {describe(error)}") from error
+        reason = str(error) if isinstance(error, ModuleNotFoundError) else describe(error)
+        raise UserError(
+            f"mixer {name!r} cannot be imported: {reason}; modules are found in the current folder, on "
+            "PYTHONPATH and among installed packages"
+        ) from error
 
 
 def check_mixers(wanted: list[MadCell], mixer: str | MakeMixer | None = None) -> None:

@@ -34,7 +34,7 @@ from hypermlp.layers.visibility import Visibility, visibility_after
 from hypermlp.models.arguments import CAUSAL_ARGUMENTS, MODEL_ARGUMENTS, check_arguments, check_context, embed
 from hypermlp.models.cache import layer_state
 from hypermlp.models.configuration_hypermlp import HyperMLPConfig
-from hypermlp.models.extension import extend_context_
+from hypermlp.models.extension import DEFAULT_METHOD, extend_context_
 from hypermlp.models.generation import Generation
 from hypermlp.models.loss import head_loss
 from hypermlp.models.padded_prompts import PaddedGenerationMixin
@@ -122,7 +122,7 @@ class HyperMLPPreTrainedModel(PreTrainedModel):
         depth = 2 * self.config.num_hidden_layers if getattr(module, "is_residual_output", False) else 1
         initialize_(module, self.config.initializer_range / math.sqrt(depth), init)
 
-    def extend_context(self, n: int, method: str = "repeat", rope_type: str | None = None) -> Self:
+    def extend_context(self, n: int, method: str = DEFAULT_METHOD, rope_type: str | None = None) -> Self:
         """Give the model a context of ``n`` positions, in place, and return it.
 
         Up to the shorter of both contexts, the model computes what it did, unless ``rope_type`` is given.

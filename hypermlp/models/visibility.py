@@ -137,8 +137,8 @@ def _padding(mask: Tensor, batch: int, total: int | Tensor) -> Tensor | None:
     runs = (seen[:, 1:] & ~seen[:, :-1]).sum(dim=1) + seen[:, 0]
     raise_where(
         runs > 1,
-        "attention_mask has zeros between ones",
-        "padding on the left and on the right, so at most 1 run of ones per sequence",
+        "attention_mask has zeros between ones: the number of runs of ones in a sequence",
+        "1, with padding on the left or on the right",
         runs,
     )
     # Elsewhere than on a CPU, asking whether there is padding would wait for the device.

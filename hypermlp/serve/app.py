@@ -203,7 +203,7 @@ class Server:
         wanted = job.request
         if time.monotonic() > job.deadline or job.cancelled.is_set():
             return
-        inputs = self.tokenizer(wanted.prompt, return_tensors="pt", add_special_tokens=False)
+        inputs = self.tokenizer(wanted.prompt, return_tensors="pt", add_special_tokens=False, verbose=False)
         job.given = inputs["input_ids"].shape[1]
         if job.given + wanted.max_tokens > self.context:
             raise UserError(

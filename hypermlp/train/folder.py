@@ -74,7 +74,7 @@ class RunFolder:
                 if old != new:
                     raise UserError(
                         f"{section}.{key} is {new!r}, but the run in {self.path} has {old!r}; "
-                        "resume it with that value, or begin a new run with --init-from"
+                        f"add --set {section}.{key}={old}, or begin a new run with --init-from"
                     )
 
     def check_data(self, digest: str) -> None:

@@ -37,7 +37,9 @@ def test_help_of_everything_fits_a_screen_and_shows_an_example(capsys):
 
 def test_an_unknown_command_fails(capsys):
     assert main(["nonsense"]) == 2
-    assert "unknown command 'nonsense'" in capsys.readouterr().err
+    assert "unknown command 'nonsense'\n" in capsys.readouterr().err
+    assert main(["smaple", "tiny"]) == 2
+    assert "unknown command 'smaple' (did you mean 'sample'?)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

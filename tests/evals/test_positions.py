@@ -151,6 +151,8 @@ def test_the_command_and_the_page(runs, tmp_path, capsys):
     )
     out = capsys.readouterr().out
     assert "| loss at positions | 8 to 16 | 16 to 32 | 32 to 64 |" in out
+    assert f"{names[2]}: context extended from 16 to 64 without training (learned slots by 'repeat')" in out
+    assert "Loading weights" not in capsys.readouterr().err
     rows = json.loads(record.read_text())["results"]
     assert [row["name"] for row in rows] == ["glu-1@repeat", "glu-2@repeat", "rope", "gla"]
     assert [curve.name for curve in curves_of(rows)] == ["HyperGLU, repeat (2 seeds)", "S-p", "gla"]

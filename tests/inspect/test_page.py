@@ -116,7 +116,7 @@ def test_opens_at_a_head_that_is_active(tmp_path, browser):
     view = browser(out, "desk")
     view.wait_for_selector("body[data-ready]")
     assert view.locator("#layer").input_value() == "1"
-    assert "of the length of all contributions" in view.locator("#memory").inner_text()
+    assert "of the summed lengths of all contributions" in view.locator("#memory").inner_text()
     view.locator("#layer").select_option(index=0)
     assert "Choose another head, layer or token" in view.locator("#memory").inner_text()
 

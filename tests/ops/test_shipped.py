@@ -1,8 +1,10 @@
 """A wheel contains kernels for several processors; the best one that the processor can run is used."""
 
+import importlib
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -196,6 +198,20 @@ def test_an_installed_wheel_needs_no_compiler(wheel, tmp_path):
     assert not list(tmp_path.rglob(".cache"))
     assert run("-m", "hypermlp", "sample", "tiny", "def ", "--tokens", "20").startswith("def ")
     assert not list(tmp_path.rglob("kernels")), "kernels were built"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["linux-x86_64", "macos-arm64"])
+def test_a_library_contains_no_path_of_the_machine_that_built_it(zig, target, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "FLAGS", ("-O1", *(flag for flag in build.FLAGS if flag != "-O3")))
+    monkeypatch.syspath_prepend(ROOT)
+    hook = importlib.import_module("hatch_build")
+    chosen = hook.TARGETS[target]
+    library, _ = hook.compile_target(ROOT, chosen._replace(variants=chosen.variants[-1:]), tmp_path)
+    content = library.read_bytes()
+    paths = {path for path in (ROOT, tmp_path, Path.home(), Path(sys.prefix)) if len(path.parts) > 1}
+    assert not [path for path in paths if str(path).encode() in content]
+    assert not re.search(rb"/tmp/|\.cache/zig", content)
 
 
 @pytest.mark.slow

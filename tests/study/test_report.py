@@ -10,7 +10,8 @@ import pytest
 from hypermlp.cli import main
 from hypermlp.label import PAPER_ROWS
 from hypermlp.mad.report import PUBLISHED, Scores
-from hypermlp.study.protocol import ROWS
+from hypermlp.study.figures import write_curves
+from hypermlp.study.protocol import HEADLINE_ROWS, ROWS
 from hypermlp.study.report import compare, markdown, page
 from hypermlp.study.summary import read_study, summary
 
@@ -81,6 +82,15 @@ def test_two_studies_in_one_folder_are_refused(made_up, tmp_path):
     path.write_text(path.read_text().replace('"steps": 400', '"steps": 40'))
     with pytest.raises(ValueError, match="records of more than one study"):
         read_study(copy)
+
+
+def test_the_figure_of_many_rows_has_few_colours(made_up, tmp_path):
+    figures = list(write_curves(read_study(made_up), tmp_path / "curves"))
+    text = next(path for path in figures if path.suffix == ".svg").read_text()
+    colours = set(re.findall(r"stroke: (#[0-9a-f]{6}); stroke-width: (?:1.2|0.7)", text))
+    assert len(colours) == len(HEADLINE_ROWS) + 1
+    assert "HyperGLU (G-cg-q-12o)" in text
+    assert "the other 31 rows" in text
 
 
 @pytest.mark.parametrize("folder", ["nothing", "."])

@@ -103,7 +103,12 @@ def test_a_run_becomes_a_folder_again(recipe_file, tmp_path):
 
 
 def test_the_folder_of_a_model():
-    assert hypermlp.tiny("softmax") == find_shipped("tiny-softmax") == model_folder("tiny-softmax")
+    assert (
+        hypermlp.tiny("tiny-softmax")
+        == hypermlp.tiny("softmax")
+        == find_shipped("tiny-softmax")
+        == model_folder("tiny-softmax")
+    )
     with pytest.raises(
         UserError, match="unknown mixer of a shipped model 'rwkv'; allowed: hyperglu, softmax"
     ):
