@@ -8,7 +8,7 @@ from torch import nn
 from hypermlp.config import LARGEST_SIZE, ROPE_TYPES, is_integer, require
 from hypermlp.errors import UserError
 from hypermlp.layers.base import SequenceMixer
-from hypermlp.layers.resizing import DEFAULT_METHOD, check_method, resize_
+from hypermlp.layers.resizing import check_method, resize_
 from hypermlp.models.configuration_hypermlp import ROPE_SCALING, HyperMLPConfig, has_rope
 from hypermlp.models.memory import require_memory
 

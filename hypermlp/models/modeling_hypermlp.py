@@ -28,13 +28,14 @@ from hypermlp.layers.canon import BlockState, Canon
 from hypermlp.layers.initialization import initialize_
 from hypermlp.layers.mlp import GeluMlp, SwigluMlp
 from hypermlp.layers.registry import layer_of
+from hypermlp.layers.resizing import DEFAULT_METHOD
 from hypermlp.layers.state import DecodingState
 from hypermlp.layers.step import is_plain
 from hypermlp.layers.visibility import Visibility, visibility_after
 from hypermlp.models.arguments import CAUSAL_ARGUMENTS, MODEL_ARGUMENTS, check_arguments, check_context, embed
 from hypermlp.models.cache import layer_state
 from hypermlp.models.configuration_hypermlp import HyperMLPConfig
-from hypermlp.models.extension import DEFAULT_METHOD, extend_context_
+from hypermlp.models.extension import extend_context_
 from hypermlp.models.generation import Generation
 from hypermlp.models.loss import head_loss
 from hypermlp.models.padded_prompts import PaddedGenerationMixin
@@ -378,9 +379,8 @@ class HyperMLPForCausalLM(HyperMLPPreTrainedModel, Generation, PaddedGenerationM
         else:
             logits = self.lm_head(slice_logits_to_keep(hidden, logits_to_keep))
             if labels is not None:
-                loss = self.loss_function(
-                    logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
-                )
+                vocabulary = self.config.vocab_size
+                loss = self.loss_function(logits=logits, labels=labels, vocab_size=vocabulary, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
