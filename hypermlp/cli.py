@@ -165,7 +165,11 @@ def _run(name: str, command: Command, words: list[str]) -> int:
     )
     for argument in implemented.arguments:
         parser.add_argument(*argument.names, **argument.settings)
-    args = parser.parse_args(words)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        options = [name for argument in implemented.arguments for name in argument.names if name[0] == "-"]
+        note = near_miss(unknown[0].partition("=")[0], options)
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{note}")
     try:
         implemented.main(args)
     except BrokenPipeError:  # stdout was closed, for example by `head`

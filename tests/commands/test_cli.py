@@ -42,6 +42,14 @@ def test_an_unknown_command_fails(capsys):
     assert "unknown command 'smaple' (did you mean 'sample'?)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["--tokns", "5"], ["--tokns=5"]])
+def test_an_unknown_option_is_answered_with_the_nearest(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["sample", "tiny", "def", *words])
+    assert stop.value.code == 2
+    assert f"unrecognized arguments: {' '.join(words)} (did you mean '--tokens'?)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("error", "line"),
     [
