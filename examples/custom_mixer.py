@@ -38,7 +38,9 @@ class DecayedMemory(nn.Module):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--grid", default="mini", help="mini (default), or smoke: two steps")
+    parser.add_argument(
+        "--grid", default="mini", choices=["mini", "smoke"], help="mini (default), or smoke: two steps"
+    )
     parser.add_argument(
         "--tasks",
         nargs="+",

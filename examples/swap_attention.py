@@ -111,9 +111,9 @@ def main() -> None:
         print("no picture: pip install matplotlib")
         return
     figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.add_subplot(xlabel="step", ylabel="training loss, nats per byte")
+    axes = figure.add_subplot(xlabel="step", ylabel="training loss, nats per byte, running mean")
+    window = max(1, min(20, args.steps // 5))
     for name, losses in curves.items():
-        window = max(1, min(20, len(losses) // 5))
         means = torch.tensor(losses).unfold(0, window, 1).mean(1)
         axes.plot(range(window - 1, len(losses)), means, label=name)
     axes.legend(frameon=False)

@@ -115,7 +115,8 @@ def explain(words: list[str]) -> int:
     stream = sys.stdout if asked_for_help else sys.stderr
     if not asked_for_help:
         subcommands = ", ".join(name.removeprefix(group) for name in listed)
-        needed = f"{words[0]!r} needs one of: {subcommands}"
+        given = f", not {words[1]!r}{near_miss(words[1], subcommands.split(', '))}" if len(words) > 1 else ""
+        needed = f"{words[0]!r} needs one of: {subcommands}{given}"
         if not group:
             needed = (
                 f"unknown command {words[0]!r}{near_miss(words[0], {name.split()[0] for name in COMMANDS})}"
@@ -165,7 +166,7 @@ def _run(name: str, command: Command, words: list[str]) -> int:
     )
     for argument in implemented.arguments:
         parser.add_argument(*argument.names, **argument.settings)
-    args, unknown = parser.parse_known_args(words)
+    args, unknown = parser.parse_known_intermixed_args(words)
     if unknown:
         options = [name for argument in implemented.arguments for name in argument.names if name[0] == "-"]
         note = near_miss(unknown[0].partition("=")[0], options)

@@ -123,6 +123,8 @@ class Label:
                 raise _error(text, wrong, f"only {', '.join(letters)} in {part!r}")
             if name == "mix":
                 found["lag"] = part.endswith("o")
+                if part.count("o") > 1:
+                    raise _error(text, part, "one o at the end of the mix")
                 part = part.removesuffix("o")
             found[name] = part
             expected = matching[0] + 1

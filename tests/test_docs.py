@@ -91,7 +91,9 @@ def test_results_in_the_readme():
         "language model, 1.06M parameters, loss in nats per byte, five seeds, tuned rates": losses,
         "language model, low learning rate, 1.06M against 0.82M parameters, bits per byte": bits,
         "layer, forward and backward, width 768, 1024 positions": [f"{value:.0f} ms" for value in train[:2]],
-        "layer, one token of decoding": [f"{value:.2f} ms" for value in decode[:2]],
+        "layer, one token of decoding, width 768, 1024 positions": [
+            f"{value:.2f} ms" for value in decode[:2]
+        ],
         "layer, forward and backward, width 128": [f"{value:.1f} ms" for value in narrow[:2]],
         "memory of the layer, forward and backward, width 768": [f"{value:.1f} MiB" for value in train[2:]],
     }

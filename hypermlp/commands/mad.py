@@ -85,7 +85,7 @@ def parse_change(change: str) -> tuple[str, Any]:
     *RUN_OPTIONS,
 )
 def run_command(args: Args) -> None:
-    run([args.mixer], args)
+    run(chosen_mixers([args.mixer]), args)
 
 
 @command(

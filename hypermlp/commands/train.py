@@ -40,5 +40,5 @@ def main(args: Args) -> None:
     recipe = load_recipe(args.recipe, args.set)
     folder = Path(args.out) if args.out else Path("runs") / recipe.name
     final = train(recipe, folder, resume=args.resume, init_from=args.init_from)
-    if is_main_process():
+    if is_main_process() and final.exists():  # a run that is stopped before its first step leaves nothing
         print(f"saved in {final}", flush=True)

@@ -51,7 +51,8 @@ def read_trained(checkpoint: str) -> Trained:
     if run is None:
         raise UserError(
             f"{checkpoint} is not part of a run: no recipe.json says which text is held out; "
-            "allowed: runs of `hypermlp train`"
+            "allowed: runs of `hypermlp train`, and for a model of `hypermlp extend` its run, such as "
+            "RUN@repeat with --length"
         )
     try:
         recipe = json.loads((run / "recipe.json").read_text())
@@ -160,7 +161,9 @@ def evaluate_positions(
     context = min(run.context for run in runs.values())
     length = length or TIMES * context
     pieces = held_out_texts(prepare(first.data), length, texts)
-    tell(f"{len(pieces)} held-out texts of {length} tokens, {length / context:g} times the trained context")
+    fewer = f" (no more than these {len(pieces)} are so long)" if len(pieces) < texts else ""
+    times = f"{length / context:.3g} times the trained context"
+    tell(f"{len(pieces)} held-out texts of {length} tokens{fewer}, {times}")
     for variant in variants:
         present = runs[variant.source].model.config.max_position_embeddings
         if not variant.kind and length > present:
@@ -173,14 +176,18 @@ def evaluate_positions(
 
 
 def octaves(row: Row, context: int) -> dict[str, float]:
-    """Return the mean loss between half the trained context and it, and in every octave beyond."""
+    """Return the mean loss between half the trained context and it, and in every octave beyond.
+
+    The last octave ends where the texts end. Texts that are shorter than half the context have one column.
+    """
     edges, loss = np.array(row["edges"]), np.array(row["loss"])
-    found, high = {}, context
-    while high <= edges[-1]:
-        inside = (edges[:-1] >= high / 2) & (edges[1:] <= high)
-        title = f"{high // 2:,} to {high:,}"
-        found[title] = float(np.average(loss[inside], weights=np.diff(edges)[inside]))
-        high *= 2
+    last = int(edges[-1])
+    low, found = context // 2 if last > context // 2 else 0, {}
+    while low < last:
+        high = min(2 * low or last, last)
+        inside = (edges[:-1] >= low) & (edges[1:] <= high)
+        found[f"{low:,} to {high:,}"] = float(np.average(loss[inside], weights=np.diff(edges)[inside]))
+        low = high
     return found
 
 

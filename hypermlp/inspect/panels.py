@@ -76,8 +76,8 @@ def panels(model: Any, tokenizer: Any, prompt: str, tokens: int | None = None) -
     limit = model.config.max_position_embeddings
     if not 2 <= len(ids) <= limit:
         raise UserError(
-            f"the prompt has {len(ids)} tokens; allowed: 2 to {limit}, the model's context; "
-            "--tokens reads only the first ones"
+            f"the prompt has {len(ids)} tokens; allowed: 2 to {limit}, the model's context"
+            + ("; --tokens reads only the first ones" if len(ids) > limit else "")
         )
     captures = dict(enumerate(capture_model(model, torch.tensor([ids], device=model.device))))
     seen = {index: each for index, each in captures.items() if each is not None}

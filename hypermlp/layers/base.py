@@ -14,7 +14,7 @@ from hypermlp.layers.initialization import initialize_
 from hypermlp.layers.state import DecodingState
 from hypermlp.layers.visibility import Visibility, visibility_after
 from hypermlp.ops.api import autocast_enabled
-from hypermlp.ops.layout import check_cu_seqlens_form, check_starts_form, packed_starts
+from hypermlp.ops.layout import check_cu_seqlens_form, check_starts_form, packed_starts, raise_where
 
 
 class SequenceMixer(nn.Module):
@@ -236,6 +236,10 @@ class SequenceMixer(nn.Module):
                 "sequence with a state of its own"
             )
         check_cu_seqlens_form(cu_seqlens, x)
+        if self.max_visible is not None and self.window is None and not torch.compiler.is_compiling():
+            lengths = cu_seqlens.diff()
+            what, allowed = "cu_seqlens describes a sequence that is too long", f"at most {self.max_visible}"
+            raise_where(lengths > self.max_visible, what, f"{allowed} positions (max_length)", lengths)
         return packed_starts(cu_seqlens, x.shape[1], x.shape[1], -1)
 
     def _check_visibility(self, visibility: Visibility, state: DecodingState | None) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeVar
 
-from hypermlp.config import find_option, is_number, require, require_integers, require_options
+from hypermlp.config import find_option, is_number, near_miss, require, require_integers, require_options
+from hypermlp.errors import UserError
 from hypermlp.jobs.cells import Cell
 from hypermlp.mad.settings import check_seed
 from hypermlp.mad.tasks import SAMPLERS, SEED, TASKS, find_task
@@ -192,8 +193,14 @@ def changed(cell: MadCell, **changes: Any) -> MadCell:
 
     Names that are none of these raise.
     """
-    own = {name: changes.pop(name) for name in ("width", "seed", "sampler") if name in changes}
-    training = {each.name: changes.pop(each.name) for each in fields(Training) if each.name in changes}
+    own_names, training_names = ("width", "seed", "sampler"), [each.name for each in fields(Training)]
+    allowed = [*find_task(cell.task).changes, *own_names, *training_names]
+    for name in changes:
+        if name not in allowed:
+            note = near_miss(name, allowed)
+            raise UserError(f"{cell.task} has no setting {name!r}{note}; allowed: {', '.join(allowed)}")
+    own = {name: changes.pop(name) for name in own_names if name in changes}
+    training = {name: changes.pop(name) for name in training_names if name in changes}
     return replace(cell, settings=cell.settings | changes, training=replace(cell.training, **training), **own)
 
 

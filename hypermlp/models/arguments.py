@@ -48,6 +48,11 @@ def embed(embedding: Callable[..., Tensor], ids: Any) -> Tensor:
             f"input_ids is a {type(ids).__name__}; it must be a tensor of token ids, "
             "such as tokenizer(text, return_tensors='pt').input_ids"
         )
+    if ids.dim() != 2 or ids.is_floating_point():
+        raise UserError(
+            f"input_ids has shape {list(ids.shape)} and dtype {ids.dtype}; it must be integers "
+            "[batch, tokens]; one sequence: ids[None]"
+        )
     try:
         return embedding(ids)
     except IndexError as error:

@@ -125,7 +125,8 @@ def packed_starts(cu_seqlens: Tensor, num_queries: int, num_keys: int, longest: 
     """
     ends, lengths = cu_seqlens.long(), cu_seqlens.long().diff()
     raise_where(ends[:1] != 0, "cu_seqlens begins with another number than 0", "cu_seqlens[0] == 0", ends[:1])
-    raise_where(lengths < 0, "cu_seqlens decreases by", "cumulative lengths, which do not decrease", -lengths)
+    falls = torch.nn.functional.pad(lengths < 0, (1, 0))
+    raise_where(falls, "cu_seqlens decreases", "cumulative lengths, which do not decrease", ends)
     raise_where(
         ends[-1:] != num_keys,
         f"cu_seqlens describes another number of positions than the {num_keys} that are given",

@@ -39,9 +39,13 @@ def write_curves(study: Study, path: Path) -> Iterator[Path]:
         lowest, highest = (list(map(end, zip(*seeds, strict=True))) for end in (min, max))
         axes.fill_between(steps, lowest, highest, color=line.get_color(), alpha=0.15, linewidth=0)
     lowest_loss = min(row.loss for row in study.rows.values())
-    axes.set(xlabel="step", ylabel="validation loss", ylim=(lowest_loss - 0.05, lowest_loss + 1.2))
+    axes.set(
+        xlabel="step", ylabel="validation loss, nats per token", ylim=(lowest_loss - 0.05, lowest_loss + 1.2)
+    )
     axes.grid(alpha=0.3)
     if len(coloured) < len(study.rows):
         axes.plot([], [], color="0.8", label=f"the other {len(study.rows) - len(coloured)} rows")
-    axes.legend(frameon=False)
+    axes.legend(
+        framealpha=0.9, edgecolor="none", fontsize=7, title="bands: lowest to highest seed", title_fontsize=7
+    )
     yield from save(figure, path.parent, path.name)

@@ -182,7 +182,7 @@ class Recipe:
             f"training.{name}",
             getattr(training, name),
             getattr(training, name) >= max(1, training.warmup_steps),
-            f"at least warmup_steps ({training.warmup_steps}), and 1; raise {name} or lower warmup_steps",
+            f"at least {max(1, training.warmup_steps)}; raise {name} or lower warmup_steps",
         )
         require(
             "training.batch_tokens",
@@ -203,7 +203,8 @@ class Recipe:
             "training.batch_tokens",
             self.training.batch_tokens,
             self.sequences_per_step % together == 0,
-            f"a multiple of {together} sequences (micro_batch x processes) of {self.data.context} tokens",
+            f"a multiple of {together * self.data.context}: {together} sequences (micro_batch x processes) "
+            f"of {self.data.context} tokens; or change training.micro_batch",
         )
         return self.sequences_per_step // together
 

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from hypermlp.config import near_miss
 from hypermlp.errors import UserError
 
 END = "<|endoftext|>"
@@ -23,6 +24,12 @@ def build_tokenizer(name: str, documents: Iterable[str]) -> Any:
         return _trained(name, documents)
     if name == "gpt2":
         return _gpt2()
+    likely = near_miss(name, ("bytes", "gpt2")) or (" (did you mean 'bpe:SIZE'?)" if name == "bpe" else "")
+    if likely and not Path(name).exists():  # the hub would be asked for it, again and again
+        raise UserError(
+            f"data.tokenizer is {name!r}{likely}; allowed: bytes, bpe:SIZE, gpt2, a folder, or a name on the "
+            "hub"
+        )
     try:
         loaded: Any = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:

@@ -134,6 +134,8 @@ def test_a_bug_keeps_its_traceback(monkeypatch, kind):
 def test_a_group_of_commands_needs_one_of_its_commands(capsys):
     assert main(["bench"]) == 2
     assert "'bench' needs one of: op, table, lm" in capsys.readouterr().err
+    assert main(["study", "raport"]) == 2
+    assert "not 'raport' (did you mean 'report'?)" in capsys.readouterr().err
 
 
 def test_every_command_has_the_same_shape():

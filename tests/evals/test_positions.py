@@ -143,6 +143,21 @@ def test_variants_that_a_model_cannot_have_are_refused(runs, name, message):
         variant.applied(trained.model, CONTEXT, 64)
 
 
+@pytest.mark.parametrize(
+    ("length", "titles"),
+    [
+        (64, ["8 to 16", "16 to 32", "32 to 64"]),
+        (50, ["8 to 16", "16 to 32", "32 to 50"]),
+        (12, ["8 to 12"]),
+        (6, ["0 to 6"]),
+    ],
+)
+def test_columns_cover_every_position_from_half_the_context_on(length, titles):
+    edges = positions.grid(16, length)
+    row = {"edges": edges, "loss": [1.0] * (len(edges) - 1)}
+    assert positions.octaves(row, 16) == dict.fromkeys(titles, 1.0)
+
+
 def test_the_command_and_the_page(runs, tmp_path, capsys):
     record, page = tmp_path / "positions.json", tmp_path / "report.html"
     names = [str(runs / name) for name in ("glu-1@repeat", "glu-2@repeat", "rope", "gla")]

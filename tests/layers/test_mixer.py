@@ -48,6 +48,10 @@ def test_initialisation_is_the_papers():
             "9 positions, but max_length is 8; build the layer with a larger max_length",
         ),
         (lambda layer: layer(torch.zeros(1, 9, 16), starts=torch.tensor([0])), "see more than 8 positions"),
+        (
+            lambda layer: layer(torch.zeros(1, 12, 16), cu_seqlens=torch.tensor([0, 3, 12])),
+            r"sequence that is too long: got 9 at index \(1,\); allowed: at most 8 positions \(max_length\)",
+        ),
         (lambda layer: layer(torch.zeros(1, 3, 16), starts=torch.tensor([5])), "beyond its query: got 5"),
         (lambda layer: layer(torch.zeros(1, 3, 16), starts=torch.tensor([[0.0]])), "integer"),
         (

@@ -357,7 +357,10 @@ def running(pid):
         (["--mixer", "no.such:thing"], "mixer 'no.such:thing' cannot be imported"),
         (["--mixer", "math:nothing"], "mixer 'math:nothing' cannot be imported"),
         (["--mixer", "S-p", "--jobs", "0"], "--jobs is 0"),
-        (["--mixer", "S-p", "--set", "num_trian=5"], "unknown settings num_trian; allowed: "),
+        (
+            ["--mixer", "S-p", "--set", "num_trian=5"],
+            "in-context-recall has no setting 'num_trian' (did you mean 'num_train'?); allowed: ",
+        ),
         (["--mixer", "S-p", "--set", "learning_rate=fast"], "learning_rate is 'fast'"),
         (["--mixer", "S-p", "--set", "epochs=1.5"], "epochs is 1.5"),
         (["--mixer", "S-p", "--set", "width"], "--set is 'width'"),

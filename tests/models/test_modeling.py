@@ -108,6 +108,9 @@ def test_text_in_the_place_of_ids_and_labels_of_another_shape_are_refused(ids):
     for call in (model, model.generate):
         with pytest.raises(UserError, match="str; it .* a tensor of token ids, such as tokenizer"):
             call("import ")
+    for wrong in (ids[0], ids.float()):
+        with pytest.raises(UserError, match=r"input_ids has shape .* it must be integers \[batch, tokens\]"):
+            model(wrong)
     with pytest.raises(UserError, match=r"labels has shape \[3, 5\]; it must be \[3, 17\]"):
         model(ids, labels=ids[:, :5])
 

@@ -215,6 +215,12 @@ def test_byte_tokens_are_bytes():
     assert (tokenizer.eos_token_id, len(tokenizer)) == (256, 257)
 
 
+@pytest.mark.parametrize(("name", "likely"), [("bpe", "bpe:SIZE"), ("byte", "bytes"), ("gpt-2", "gpt2")])
+def test_a_misspelled_tokenizer_is_refused_without_asking_the_hub(name, likely):
+    with pytest.raises(UserError, match=f"is '{name}' .did you mean '{likely}'..; allowed: bytes, bpe:SIZE"):
+        build_tokenizer(name, [])
+
+
 def test_trained_and_named_tokenizers(corpus, tmp_path):
     texts = [path.read_text() for path in sorted(corpus.iterdir())]
     trained = build_tokenizer("bpe:300", texts)
