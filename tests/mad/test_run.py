@@ -46,6 +46,14 @@ def test_cells_are_recorded_and_not_run_again(tmp_path):
 
 
 @pytest.mark.thorough
+def test_the_paper_s_names_are_those_of_labels(tmp_path, capsys):
+    options = ["--grid", "smoke", "--task", "compression", "--out", str(tmp_path)]
+    assert main(["mad", "run", "--mixer", "HyperGLU", *options]) == 0
+    assert "| G-cg-q-12o |" in capsys.readouterr().out
+    (record,) = tmp_path.rglob("*.json")
+    assert record.name.startswith("G-cg-q-12o-")
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -46,6 +46,7 @@ def test_sample_from_standard_input_and_from_nothing(run, capsys, monkeypatch):
     assert main(["sample", str(run), "-", "--tokens", "5", "--temperature", "0"]) == 0
     assert capsys.readouterr().out.startswith("document")
     assert main(["sample", str(run), "--tokens", "5"]) == 0
+    assert main(["sample", str(run), "--tokens", "5", "options stand anywhere"]) == 0
     assert "<|endoftext|>" not in capsys.readouterr().out
 
 
