@@ -11,6 +11,7 @@ import numpy as np
 WIDTH, HEIGHT = 480, 320  # units of the drawing, chosen so that text stays readable on a phone
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 40  # margins around the plot
 DOT = 5.5  # radius
+LINE = 14  # height of a line of text
 ROW = 34  # height of one estimate in an interval chart
 
 Scale = Callable[[float], float]
@@ -58,14 +59,19 @@ def scatter_chart(points: Sequence[Point], *, x: str, y: str) -> str:
     x_min, x_max = x_bounds = _bounds(_without_outliers([p.x for p in points]))
     y_min, y_max = y_bounds = _bounds(_without_outliers([p.y for p in points]))
     frame, across, down = _frame(x_bounds, y_bounds, x, y)
-    names = [_text("name", across(p.x) + 9, down(p.y) + 4, p.name) for p in points]
 
     def dot(p: Point) -> str:
         inside = x_min <= p.x <= x_max and y_min <= p.y <= y_max
-        kind = f"dot {p.group}" if inside else f"dot {p.group} outside"
+        kind = f"dot {p.group}{'' if inside else ' outside'}{' named' if p.name else ''}"
         return _element("circle", kind=kind, tip=p.tip, cx=across(p.x), cy=down(p.y), r=DOT)
 
-    return _svg([*frame, *names, *map(dot, points)], f"{y} against {x}")
+    named = sorted((p for p in points if p.name), key=lambda p: down(p.y))
+    names, lowest = [], -math.inf
+    for p in named:
+        lowest = max(down(p.y) + 4, lowest + LINE)  # names of neighbours stand below each other
+        names.append(_text("name", across(p.x) + 9, lowest, p.name))
+    others = (p for p in points if not p.name)
+    return _svg([*frame, *map(dot, others), *names, *map(dot, named)], f"{y} against {x}")
 
 
 def interval_chart(rows: Sequence[tuple[str, float, float, float]], *, x: str, band: float = 0.0) -> str:
