@@ -51,10 +51,8 @@ class SwappedAttention(nn.Module):
         if past_key_values is not None:
             raise NotImplementedError("call generate with use_cache=False, or use HyperMLPForCausalLM")
         starts = None
-        if (
-            attention_mask is not None
-        ):  # [B, 1, T, T]: which positions the last one sees tells the left padding
-            seen = attention_mask[:, 0, -1]
+        if attention_mask is not None:  # [B, 1, T, T]
+            seen = attention_mask[:, 0, -1]  # the first position that the last one sees ends the left padding
             starts = (seen if seen.dtype == torch.bool else seen == 0).int().argmax(-1)
         return self.mixer(hidden_states, starts=starts), None
 

@@ -173,11 +173,8 @@ def fenced_docstrings(code: str) -> str:
     """Return Python code in whose docstrings literal blocks, which follow "::", are blocks of Markdown."""
 
     def replace(match: re.Match[str]) -> str:
-        indent, title, block = (
-            match[1],
-            match[2],
-            textwrap.indent(textwrap.dedent(match[3]).strip("\n"), match[1]),
-        )
+        indent, title = match[1], match[2]
+        block = textwrap.indent(textwrap.dedent(match[3]).strip("\n"), indent)
         language = "python" if title.startswith("Example") else "text"
         return f"{indent}{title}:\n\n{indent}```{language}\n{block}\n{indent}```\n\n"
 
