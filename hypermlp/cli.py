@@ -5,7 +5,7 @@ import io
 import os
 import pkgutil
 import sys
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from hypermlp import __version__
 from hypermlp.config import near_miss
@@ -158,10 +158,17 @@ def main(argv: list[str] | None = None) -> int:
         return 2
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, like those of the commands, instead of argparse's usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; {self.prog} --help lists the arguments\n")
+
+
 def _run(name: str, command: Command, words: list[str]) -> int:
     """Import, parse and run one command; return its exit code."""
     implemented = implementation(name)
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"hypermlp {name}", description=command.summary, epilog=f"example: {command.example}"
     )
     for argument in implemented.arguments:

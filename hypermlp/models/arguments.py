@@ -64,21 +64,13 @@ def embed(embedding: Callable[..., Tensor], ids: Any) -> Tensor:
         ) from error
 
 
-def check_arguments(
-    given: Mapping[str, Any], own: Iterable[str], labels: Tensor | None = None, ids: Tensor | None = None
-) -> None:
+def check_arguments(given: Mapping[str, Any], own: Iterable[str]) -> None:
     """Raise for an argument of ``forward`` that the model does not have, and for attention maps.
-
-    Also raise if ``labels`` and the token ids are given and have other shapes.
 
     Args:
         given: what ``forward`` received beyond its own arguments. transformers passes None for some names.
         own: the names of the arguments of ``forward``.
     """
-    if isinstance(labels, Tensor) and isinstance(ids, Tensor) and labels.shape != ids.shape:
-        raise UserError(
-            f"labels has shape {list(labels.shape)}; it must be {list(ids.shape)}, the shape of input_ids"
-        )
     for name, value in given.items():
         if name not in PASSED and value is not None:
             allowed = [*own, *PASSED]

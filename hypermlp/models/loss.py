@@ -10,8 +10,28 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hypermlp.errors import UserError
+from hypermlp.ops.layout import raise_where
+
 CHUNK = 2**23  # logits that exist at a time: 32 MiB in float32
 IGNORED = -100  # the label of a position without a target, as in PyTorch and transformers
+
+
+def check_labels(labels: Tensor | None, ids: Tensor | None, vocabulary: int) -> None:
+    """Raise if ``labels`` has another shape than the token ids, or a value that is neither an id nor -100."""
+    if not isinstance(labels, Tensor):
+        return
+    if isinstance(ids, Tensor) and labels.shape != ids.shape:
+        raise UserError(
+            f"labels has shape {list(labels.shape)}; it must be {list(ids.shape)}, the shape of input_ids"
+        )
+    if not torch.compiler.is_compiling():
+        raise_where(
+            (labels != IGNORED) & ((labels < 0) | (labels >= vocabulary)),
+            "labels has a value that is no token id",
+            f"0 or more and below the size of the vocabulary, {vocabulary}, or {IGNORED}: not scored",
+            labels,
+        )
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):

@@ -37,7 +37,7 @@ from hypermlp.models.cache import layer_state
 from hypermlp.models.configuration_hypermlp import HyperMLPConfig
 from hypermlp.models.extension import extend_context_
 from hypermlp.models.generation import Generation
-from hypermlp.models.loss import head_loss
+from hypermlp.models.loss import check_labels, head_loss
 from hypermlp.models.padded_prompts import PaddedGenerationMixin
 from hypermlp.models.visibility import Packed, batch_starts
 
@@ -340,8 +340,7 @@ class HyperMLPForCausalLM(HyperMLPPreTrainedModel, Generation, PaddedGenerationM
         skip_logits: bool = False,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Compute logits and, with ``labels``, the loss; the other arguments are those of
-        ``HyperMLPModel.forward``.
+        """Compute logits and, with ``labels``, the loss; ``HyperMLPModel.forward`` explains other arguments.
 
         Args:
             labels: ``[B, T]``, aligned with input_ids (usually input_ids itself) and shifted inside: position
@@ -359,7 +358,8 @@ class HyperMLPForCausalLM(HyperMLPPreTrainedModel, Generation, PaddedGenerationM
             vocab_size]`` (None if skipped), ``past_key_values`` and ``hidden_states`` (None unless asked
             for).
         """
-        check_arguments(kwargs, CAUSAL_ARGUMENTS, labels, input_ids)
+        check_arguments(kwargs, CAUSAL_ARGUMENTS)
+        check_labels(labels, input_ids, self.config.vocab_size)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

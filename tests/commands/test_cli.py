@@ -47,7 +47,11 @@ def test_an_unknown_option_is_answered_with_the_nearest(words, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["sample", "tiny", "def", *words])
     assert stop.value.code == 2
-    assert f"unrecognized arguments: {' '.join(words)} (did you mean '--tokens'?)" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert printed == (
+        f"hypermlp sample: unrecognized arguments: {' '.join(words)} (did you mean '--tokens'?); "
+        "hypermlp sample --help lists the arguments\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,20 @@ def test_a_token_id_beyond_the_vocabulary_is_named(wrong, ids):
         model(torch.full_like(ids, wrong))
 
 
+@pytest.mark.parametrize("wrong", [64, -1])
+@pytest.mark.parametrize("skip_logits", [False, True])
+def test_a_label_beyond_the_vocabulary_is_named(wrong, skip_logits, ids):
+    model = build("R-cg-q-12o", vocab_size=64)
+    ids = ids % 64
+    labels = ids.clone()
+    labels[1, 3] = wrong
+    message = rf"no token id: got {wrong} at index \(1, 3\); allowed: 0 or more and below .* 64, or -100"
+    with pytest.raises(UserError, match=message):
+        model(ids, labels=labels, skip_logits=skip_logits)
+    labels[1, 3] = -100
+    assert model(ids, labels=labels, skip_logits=skip_logits).loss.isfinite()
+
+
 def test_more_tokens_than_the_context_are_refused_in_the_models_words():
     model, long = build(), torch.zeros(2, 65, dtype=torch.long)
     message = r"65 tokens in a row, but the model's context is 64 \(max_position_embeddings\)"
