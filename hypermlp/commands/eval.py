@@ -80,7 +80,8 @@ def _by_position(args: Args) -> None:
         )
         for row, context in found:
             rows.append(row)
-            tell(f"{row['name']}: {row['loss'][-1]:.3f} at the last positions")
+            first, last = row["edges"][-2:]
+            tell(f"{row['name']}: loss {row['loss'][-1]:.3f} at the positions {first} to {last}")
             settings = {"context": context, "length": row["edges"][-1], "texts": row["texts"]}
             save_record(args.json, positions.KIND, settings, rows)
     finally:

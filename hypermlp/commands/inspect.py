@@ -11,7 +11,7 @@ from hypermlp.errors import UserError
 from hypermlp.inspect import figures
 from hypermlp.inspect.page import page
 from hypermlp.inspect.panels import panels
-from hypermlp.models.loading import load
+from hypermlp.models.loading import load, model_folder
 from hypermlp.reporting.records import check_writable, write_text
 
 PROGRAM = "def area(radius):\n    return 3.14 * radius * radius\n\nprint(area(2))\n"
@@ -54,5 +54,6 @@ def main(args: Args) -> None:
 def default_prompt(checkpoint: str) -> str:
     """Return the text that a model of the package reads if there is no ``--prompt``."""
     if find_shipped(checkpoint) is None:
+        model_folder(checkpoint)  # a checkpoint that does not exist is the first thing to report
         raise UserError("--prompt is missing; pass the text to read, such as --prompt 'def f(x):' or @FILE")
     return PROGRAM

@@ -1,5 +1,6 @@
 """``hypermlp train``: train a language model from a recipe, or resume a run."""
 
+import sys
 from pathlib import Path
 
 from hypermlp.commands.shared import Args, Argument, command
@@ -40,5 +41,9 @@ def main(args: Args) -> None:
     recipe = load_recipe(args.recipe, args.set)
     folder = Path(args.out) if args.out else Path("runs") / recipe.name
     final = train(recipe, folder, resume=args.resume, init_from=args.init_from)
-    if is_main_process() and final.exists():  # a run that is stopped before its first step leaves nothing
+    if not is_main_process():
+        return
+    if final.exists():  # a run that is stopped before its first step leaves nothing
         print(f"saved in {final}", flush=True)
+    if final == folder:
+        print("the training was stopped; the same command with --resume continues it", file=sys.stderr)

@@ -33,10 +33,10 @@ def sample_untrained(recipe: Recipe) -> str:
 
 
 def learn(recipe: Recipe, folder: Path) -> tuple[HyperMLPForCausalLM, Any, Curve]:
-    """Train the recipe's model; return it with its tokenizer and its validation losses by step."""
-    final = train(recipe, folder)
+    """Train the recipe's model, or go on with it; return it with its tokenizer and its validation losses."""
+    final = train(recipe, folder, resume=True)
     if final == folder:
-        raise UserError("the training was stopped")
+        raise UserError(f"the training was stopped; `hypermlp demo --out {folder.parent}` continues it")
     return *load(str(final)), read_run(folder).validation
 
 

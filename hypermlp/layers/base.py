@@ -3,7 +3,7 @@
 Shapes: B batch, T new positions, D hidden size.
 """
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Never
 
 import torch
 from torch import Tensor, nn
@@ -156,6 +156,7 @@ class SequenceMixer(nn.Module):
         starts: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         visibility: Visibility | None = None,
+        **unknown: Never,
     ) -> Tensor:
         """Mix ``x`` along the sequence: the output at a position depends on the positions that it sees.
 
@@ -181,6 +182,7 @@ class SequenceMixer(nn.Module):
                 row (B = 1), in the place of ``starts``: 0, and where each sequence ends. A state must be
                 empty.
             visibility: for models, which compute it once for all layers; leave it None.
+            unknown: nothing else is accepted. (The error for ``attention_mask`` says what to pass instead.)
 
         Returns:
             ``[B, T, D]``, in the dtype of x or of autocast. The output at padding is 0, whatever the padding
@@ -207,6 +209,11 @@ class SequenceMixer(nn.Module):
                 token = layer(x[:, 39:], state=state)
             torch.testing.assert_close(token, layer(x)[:, 39:], rtol=1e-3, atol=1e-4)
         """
+        if unknown:
+            raise TypeError(
+                f"{type(self).__name__} does not take {', '.join(unknown)}; allowed: state, starts and "
+                "cu_seqlens (for a mask of left padding, starts=(attention_mask == 0).sum(1))"
+            )
         if cu_seqlens is not None:
             starts = self._packed_starts(x, state, starts, cu_seqlens)
         self._check(x, state, starts if visibility is None else visibility.starts)
@@ -280,7 +287,5 @@ class SequenceMixer(nn.Module):
         if x.device != weight.device:
             raise UserError(f"x is on {x.device}, the layer on {weight.device}; move one of them")
         if x.dtype != weight.dtype and weight.is_floating_point() and not autocast_enabled(x.device.type):
-            raise UserError(
-                f"x is {x.dtype}, the layer {weight.dtype}; cast one of them"
-                + (", or use torch.autocast" if x.is_floating_point() else "")
-            )
+            advice = "cast one of them, or use torch.autocast" if x.is_floating_point() else "cast x"
+            raise UserError(f"x is {x.dtype}, the layer {weight.dtype}; {advice}")

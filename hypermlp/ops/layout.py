@@ -28,7 +28,10 @@ def check_starts_form(starts: Tensor, like: Tensor) -> None:
     if not isinstance(starts, Tensor):
         raise UserError(f"starts is a {type(starts).__name__}; it must be an integer tensor")
     if starts.dtype not in INTEGERS:
-        raise UserError(f"starts is {starts.dtype}; it must be an integer tensor")
+        raise UserError(
+            f"starts is {starts.dtype}; it must be an integer tensor of first visible positions (for left "
+            "padding, the number of padded positions of each sequence: (attention_mask == 0).sum(1))"
+        )
     # compared number by number: torch.compile may trace them as symbols
     fits = starts.dim() in (1, 2) and all(a == b for a, b in zip(starts.shape, like.shape, strict=False))
     if not fits:

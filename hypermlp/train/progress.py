@@ -110,7 +110,7 @@ class StopOnSignal(TrainerCallback):
         if any(gather_from_processes(int(self.asked), args)):
             if state.is_world_process_zero:
                 done = f"step {state.global_step} of {state.max_steps}"
-                print(f"stopping on a signal: saving {done}; --resume continues", file=sys.stderr, flush=True)
+                print(f"stopping on a signal: saving {done}", file=sys.stderr, flush=True)
             control.should_save = control.should_training_stop = True
 
 

@@ -127,9 +127,7 @@ def train(
         with StopOnSignal() as stop:
             return _train(recipe, RunFolder(folder), resume, init_from, [stop, *callbacks])
     except StoppedEarly:
-        print(
-            "stopping on a signal before the first step; --resume begins again", file=sys.stderr, flush=True
-        )
+        print("stopping on a signal before the first step", file=sys.stderr, flush=True)
         return folder
 
 

@@ -53,6 +53,14 @@ def test_a_broken_cache_would_show(recipe_of_demo):
     assert language.cache_error(model, tokenizer, text) > 1e-2
 
 
+def test_a_demo_that_was_stopped_says_how_to_go_on(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(language, "train", lambda recipe, folder, resume: asked.append(resume) or folder)
+    with pytest.raises(ValueError, match=f"`hypermlp demo --out {tmp_path}` continues"):
+        language.learn(None, tmp_path / "hyperglu")
+    assert asked == [True]
+
+
 @pytest.fixture
 def recipe_of_demo(tmp_path):
     from hypermlp.train.data import prepare

@@ -271,6 +271,8 @@ def test_mistakes_are_refused(checkpoint, tmp_path, capsys):
     ):
         assert main(["inspect", str(checkpoint), *arguments, *out]) == 2
         assert message in capsys.readouterr().err
+    assert main(["inspect", str(tmp_path / "nowhere"), *out]) == 2
+    assert "nowhere is not a folder" in capsys.readouterr().err
     model, _ = build(tmp_path / "damaged", ["G-cg-q-12o"])
     torch.nn.init.constant_(model.model.layers[0].mixer.q_proj.weight, 1e38)  # finite, but not for long
     model.save_pretrained(tmp_path / "damaged")

@@ -55,12 +55,20 @@ def test_initialisation_is_the_papers():
         (lambda layer: layer(torch.zeros(1, 3, 16), starts=torch.tensor([5])), "beyond its query: got 5"),
         (lambda layer: layer(torch.zeros(1, 3, 16), starts=torch.tensor([[0.0]])), "integer"),
         (
+            lambda layer: layer(torch.zeros(1, 3, 16), starts=torch.ones(1, 3, dtype=torch.bool)),
+            r"starts is torch.bool; .* \(attention_mask == 0\).sum\(1\)",
+        ),
+        (
             lambda layer: layer(torch.zeros(1, 3, 16), starts=torch.tensor([[0]])),
             r"must be \[1\] or \[1, 3\]",
         ),
         (
             lambda layer: layer(torch.zeros(1, 3, 16, dtype=torch.float64)),
-            "x is torch.float64, the layer torch.float32",
+            "x is torch.float64, the layer torch.float32; cast one of them, or use torch.autocast",
+        ),
+        (
+            lambda layer: layer(torch.zeros(1, 3, 16, dtype=torch.long)),
+            "x is torch.int64, the layer torch.float32; cast x$",
         ),
         (lambda layer: layer(torch.zeros(1, 3, 16, device="meta")), "x is on meta, the layer on cpu"),
         (
@@ -73,6 +81,12 @@ def test_initialisation_is_the_papers():
 def test_bad_input_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call(HyperGLU(16, 8, rank=2))
+
+
+def test_a_mask_is_answered_with_what_to_pass():
+    message = r"HyperGLU does not take attention_mask; .* starts=\(attention_mask == 0\)\.sum\(1\)"
+    with pytest.raises(TypeError, match=message):
+        HyperGLU(16, 8, rank=2)(torch.zeros(1, 3, 16), attention_mask=torch.ones(1, 3))
 
 
 def test_a_refused_call_leaves_the_state_alone():

@@ -279,7 +279,7 @@ def test_a_signal_saves_and_stops(recipe_file, tmp_path, server, number):
         "--set",
         "training.save_every=500",
     ]
-    process = server.Process(target=run_command, args=(arguments,))
+    process = server.Process(target=run_command, args=(arguments, None, tmp_path / "errors"))
     process.start()
     while not (run / "metrics.jsonl").exists() or len(losses(run)) < 3:
         time.sleep(0.05)
@@ -287,6 +287,7 @@ def test_a_signal_saves_and_stops(recipe_file, tmp_path, server, number):
     process.join(60)
     assert process.exitcode == 0
     assert 3 <= loading.step_of(loading.newest_complete(run)) < 500
+    assert "with --resume continues" in (tmp_path / "errors").read_text()
 
 
 @pytest.mark.parametrize("hidden", ["no", "replaced", "swallowed"])
