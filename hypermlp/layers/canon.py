@@ -10,12 +10,11 @@ Shapes: B batch, T new positions, W width, K taps.
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermlp.layers.state import DecodingState
 from hypermlp.layers.visibility import Visibility
-from hypermlp.ops.convolution import hide_unseen, tap_rows
+from hypermlp.ops.api import causal_conv_pair
 
 TAPS = 4
 PLACES = {
@@ -48,15 +47,10 @@ class Canon(nn.Module):
         self, x: Tensor, visibility: Visibility, state: DecodingState | None = None, name: str = "canon"
     ) -> Tensor:
         """Add the convolution of ``x`` to it. ``state`` keeps the latest inputs under ``name``."""
-        history, length = TAPS - 1, x.shape[1]
-        rows = x if state is None else state.extended(name, x, needed=history)
-        rows = rows[:, -(history + length) :]
-        rows = F.pad(rows, (0, 0, history + length - rows.shape[1], 0))
-        out = x
-        for lag in range(TAPS):
-            seen = hide_unseen(tap_rows(rows, lag, length), lag, visibility.reach)
-            out = out + seen * self.weight[:, lag]
-        return out.to(x.dtype)
+        rows = x if state is None else state.extended(name, x, needed=TAPS - 1)
+        # The operator computes two convolutions; the second, of the same weight, is not used.
+        convolved, _ = causal_conv_pair(rows, self.weight, self.weight, x.shape[1], visibility.reach)
+        return x + convolved
 
 
 class BlockState:
