@@ -80,8 +80,7 @@ def _by_position(args: Args) -> None:
         )
         for row, context in found:
             rows.append(row)
-            first, last = row["edges"][-2:]
-            tell(f"{row['name']}: loss {row['loss'][-1]:.3f} at the positions {first} to {last}")
+            tell(positions.headline(row, context))
             settings = {"context": context, "length": row["edges"][-1], "texts": row["texts"]}
             save_record(args.json, positions.KIND, settings, rows)
     finally:

@@ -43,7 +43,9 @@ def main(args: Args) -> None:
     final = train(recipe, folder, resume=args.resume, init_from=args.init_from)
     if not is_main_process():
         return
+    stopped = final == folder
     if final.exists():  # a run that is stopped before its first step leaves nothing
-        print(f"saved in {final}", flush=True)
-    if final == folder:
+        hint = "" if stopped else f"; `hypermlp sample {folder}` generates text"
+        print(f"saved in {final}{hint}", flush=True)
+    if stopped:
         print("the training was stopped; the same command with --resume continues it", file=sys.stderr)

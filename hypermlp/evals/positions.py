@@ -161,9 +161,9 @@ def evaluate_positions(
     context = min(run.context for run in runs.values())
     length = length or TIMES * context
     pieces = held_out_texts(prepare(first.data), length, texts)
-    fewer = f" (no more than these {len(pieces)} are so long)" if len(pieces) < texts else ""
-    times = f"{length / context:.3g} times the trained context"
-    tell(f"{len(pieces)} held-out texts of {length} tokens{fewer}, {times}")
+    few = f" (there {'is' if len(pieces) == 1 else 'are'} no more)" if len(pieces) < texts else ""
+    count = f"{len(pieces)} held-out text{'' if len(pieces) == 1 else 's'}"
+    tell(f"{count} of {length} tokens{few}, {length / context:.3g} times the trained context")
     for variant in variants:
         present = runs[variant.source].model.config.max_position_embeddings
         if not variant.kind and length > present:
@@ -176,23 +176,36 @@ def evaluate_positions(
 
 
 def octaves(row: Row, context: int) -> dict[str, float]:
-    """Return the mean loss between half the trained context and it, and in every octave beyond.
+    """Return the mean loss in the two halves of the trained context, and in every octave beyond.
 
-    The last octave ends where the texts end. Texts that are shorter than half the context have one column.
+    The last octave ends where the texts end.
     """
+    last, ends = row["edges"][-1], [0, round(context / 2)]  # rounded as in ``grid``
+    while ends[-1] < last:
+        ends.append(context * 2 ** (len(ends) - 2))
+    within = sorted({last, *(end for end in ends if end < last)})
+    return {f"{low:,} to {high:,}": mean_loss(row, low, high) for low, high in itertools.pairwise(within)}
+
+
+def mean_loss(row: Row, low: int, high: int) -> float:
+    """Return the mean loss between two edges of the grid."""
     edges, loss = np.array(row["edges"]), np.array(row["loss"])
-    last = int(edges[-1])
-    low, found = context // 2 if last > context // 2 else 0, {}
-    while low < last:
-        high = min(2 * low or last, last)
-        inside = (edges[:-1] >= low) & (edges[1:] <= high)
-        found[f"{low:,} to {high:,}"] = float(np.average(loss[inside], weights=np.diff(edges)[inside]))
-        low = high
-    return found
+    inside = (edges[:-1] >= low) & (edges[1:] <= high)
+    return float(np.average(loss[inside], weights=np.diff(edges)[inside]))
+
+
+def headline(row: Row, context: int) -> str:
+    """Return a line with the mean loss within the trained context, and with that of the last positions."""
+    first, last = row["edges"][-2:]
+    within = min(context, last)
+    line = f"{row['name']}: {mean_loss(row, 0, within):.3f} nats per token at the positions 0 to {within:,}"
+    if last > context:
+        line += f" (the trained context), {row['loss'][-1]:.3f} at {first:,} to {last:,}"
+    return line
 
 
 def position_table(rows: list[Row], context: int) -> Table:
-    """Return a table of the losses of all variants, by octaves of positions."""
+    """Return a table of the losses of all variants in nats per token, by octaves of positions."""
     titles = list(octaves(rows[0], context))
     lines = [[row["name"], *(f"{value:.3f}" for value in octaves(row, context).values())] for row in rows]
     return Table(["loss at positions", *titles], lines)

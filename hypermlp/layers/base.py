@@ -151,7 +151,7 @@ class SequenceMixer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        *,
+        *more: Never,
         state: Any = None,
         starts: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
@@ -182,7 +182,8 @@ class SequenceMixer(nn.Module):
                 row (B = 1), in the place of ``starts``: 0, and where each sequence ends. A state must be
                 empty.
             visibility: for models, which compute it once for all layers; leave it None.
-            unknown: nothing else is accepted. (The error for ``attention_mask`` says what to pass instead.)
+            more: nothing else is accepted by position.
+            unknown: nor by name. (The errors for an attention mask say what to pass instead.)
 
         Returns:
             ``[B, T, D]``, in the dtype of x or of autocast. The output at padding is 0, whatever the padding
@@ -209,10 +210,11 @@ class SequenceMixer(nn.Module):
                 token = layer(x[:, 39:], state=state)
             torch.testing.assert_close(token, layer(x)[:, 39:], rtol=1e-3, atol=1e-4)
         """
-        if unknown:
+        if more or unknown:
+            wrong = "a second argument without a name" if more else ", ".join(unknown)
             raise TypeError(
-                f"{type(self).__name__} does not take {', '.join(unknown)}; allowed: state, starts and "
-                "cu_seqlens (for a mask of left padding, starts=(attention_mask == 0).sum(1))"
+                f"{type(self).__name__} does not take {wrong}; allowed after x: state=, starts= and "
+                "cu_seqlens= (for a mask of left padding, starts=(attention_mask == 0).sum(1))"
             )
         if cu_seqlens is not None:
             starts = self._packed_starts(x, state, starts, cu_seqlens)

@@ -38,6 +38,9 @@ class LabelledMixer(Mixer):
         )
         super().__init__(config)
 
+    # Python's message for a missing or wrong argument begins with this name.
+    __init__.__qualname__ = "HyperMLP or HyperGLU"
+
 
 class HyperMLP(LabelledMixer):
     """HyperMLP, label ``R-cg-q-12o``: ReLU of normalised scores that are mixed along the sequence.

@@ -111,6 +111,11 @@ def model_folder(name: str) -> Path:
         if (folder / "config.json").is_file():
             return folder
     newest = newest_complete(run)
+    if newest is None and (run / "recipe.json").is_file():
+        raise UserError(
+            f"{name} has no checkpoint: a training saves one after every training.save_every steps, when it "
+            "is stopped, and at its end; wait for it, or continue it with --resume"
+        )
     if newest is None:
         note = "" if run.is_dir() else near_miss(name, MODELS.values())
         raise UserError(

@@ -36,7 +36,7 @@ FLAGS = (
 )
 THIS_PROCESSOR = "-march=native"
 TORCH_ABI = "-DTORCH_TARGET_VERSION=0x020a000000000000"  # 2.10, the oldest supported version
-LOCK_SECONDS = 120.0
+LOCK_SECONDS = 600.0
 
 
 class BuildError(UserError):
@@ -90,7 +90,7 @@ def build(*, quiet: bool = False, force: bool = False) -> Path:
         return path
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _lock(path.with_suffix(".lock")):
+        with _lock(path.with_suffix(".lock"), quiet=quiet):
             if force or not _is_whole(path):
                 _compile(path, quiet=quiet)
     except OSError as error:
@@ -151,7 +151,7 @@ def _processor() -> str:
 
 def _compile(path: Path, *, quiet: bool) -> None:
     if not quiet:
-        _report(f"building the CPU kernels in {path.parent}, once, about 10 s")
+        _report(f"building the CPU kernels in {path.parent}, once, about half a minute")
     began = time.monotonic()
     with tempfile.TemporaryDirectory(dir=path.parent, suffix=".part") as aside:
         library = Path(aside) / path.name
@@ -192,7 +192,7 @@ def run(command: list[str], env: dict[str, str] | None = None) -> str:
 
 
 @contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def _lock(path: Path, *, quiet: bool) -> Iterator[None]:
     """Hold the lock file, or go on without it after LOCK_SECONDS: building twice is harmless."""
     try:
         import fcntl
@@ -203,9 +203,13 @@ def _lock(path: Path) -> Iterator[None]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(descriptor, "w") as file:
         deadline = time.monotonic() + LOCK_SECONDS
+        told = quiet
         while time.monotonic() < deadline:
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
+            if not told:
+                _report("waiting for another process, which builds the CPU kernels")
+                told = True
             time.sleep(0.1)
         yield

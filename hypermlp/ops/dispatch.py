@@ -103,7 +103,7 @@ def available_backends() -> list[str]:
 
     "native" has C++ kernels for the CPU (relu and glu). Unless the wheel contains them, they need a C++
     compiler and are built once, by the first call of this function or of the operator that wants them, which
-    takes about 10 seconds; later processes find them in the cache. "triton" has kernels for GPUs (relu and
+    takes about half a minute; later processes find them in the cache. "triton" has kernels for GPUs (relu and
     glu); with TRITON_INTERPRET=1 in the environment it runs on the CPU, slowly. "sdpa" is PyTorch's fused
     attention: softmax without mixes. "blocked" runs anywhere, in memory linear in the length. "reference" is
     the definition: it runs anywhere, and is the only one with second derivatives.

@@ -86,7 +86,7 @@ def test_losses_are_the_models_own(runs, texts):
     widths = torch.tensor(row["edges"]).diff().double()
     mean = (widths * torch.tensor(row["loss"], dtype=torch.float64)).sum() / widths.sum()
     assert float(mean) == pytest.approx(float(expected), rel=1e-5)
-    assert list(positions.octaves(row, CONTEXT)) == ["8 to 16", "16 to 32", "32 to 64"]
+    assert list(positions.octaves(row, CONTEXT)) == ["0 to 8", "8 to 16", "16 to 32", "32 to 64"]
 
 
 def test_a_window_reaches_back_through_the_layers_and_recomputing_does_not(runs, texts):
@@ -146,16 +146,34 @@ def test_variants_that_a_model_cannot_have_are_refused(runs, name, message):
 @pytest.mark.parametrize(
     ("length", "titles"),
     [
-        (64, ["8 to 16", "16 to 32", "32 to 64"]),
-        (50, ["8 to 16", "16 to 32", "32 to 50"]),
-        (12, ["8 to 12"]),
+        (64, ["0 to 8", "8 to 16", "16 to 32", "32 to 64"]),
+        (50, ["0 to 8", "8 to 16", "16 to 32", "32 to 50"]),
+        (12, ["0 to 8", "8 to 12"]),
         (6, ["0 to 6"]),
     ],
 )
-def test_columns_cover_every_position_from_half_the_context_on(length, titles):
+def test_columns_cover_every_position(length, titles):
     edges = positions.grid(16, length)
     row = {"edges": edges, "loss": [1.0] * (len(edges) - 1)}
     assert positions.octaves(row, 16) == dict.fromkeys(titles, 1.0)
+
+
+@pytest.mark.parametrize("context", [1, 2, 3, 103])
+def test_columns_cover_every_position_of_odd_contexts(context):
+    edges = positions.grid(context, 5 * context)
+    row = {"edges": edges, "loss": [float(edge) for edge in edges[1:]]}
+    found = positions.octaves(row, context)
+    ends = [0, *(int(title.split(" to ")[1].replace(",", "")) for title in found)]
+    assert ends[-1] == 5 * context
+    assert set(ends) <= set(edges)
+
+
+def test_the_line_of_a_model_begins_with_the_loss_within_the_trained_context():
+    row = {"name": "x", "edges": [0, 8, 16, 32, 64], "loss": [3.0, 1.0, 2.0, 7.0]}
+    line = "x: 2.000 nats per token at the positions 0 to 16 (the trained context), 7.000 at 32 to 64"
+    assert positions.headline(row, 16) == line
+    short = {"name": "x", "edges": [0, 8], "loss": [3.0]}
+    assert positions.headline(short, 16) == "x: 3.000 nats per token at the positions 0 to 8"
 
 
 def test_the_command_and_the_page(runs, tmp_path, capsys):
@@ -165,7 +183,7 @@ def test_the_command_and_the_page(runs, tmp_path, capsys):
         main(["eval", *names, "--by-position", "--texts", "3", "--length", "64", "--json", str(record)]) == 0
     )
     out = capsys.readouterr().out
-    assert "| loss at positions | 8 to 16 | 16 to 32 | 32 to 64 |" in out
+    assert "| loss at positions | 0 to 8 | 8 to 16 | 16 to 32 | 32 to 64 |" in out
     assert f"{names[2]}: context extended from 16 to 64 without training (learned slots by 'repeat')" in out
     assert "Loading weights" not in capsys.readouterr().err
     rows = json.loads(record.read_text())["results"]

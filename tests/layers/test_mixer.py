@@ -84,9 +84,18 @@ def test_bad_input_is_refused(call, message):
 
 
 def test_a_mask_is_answered_with_what_to_pass():
-    message = r"HyperGLU does not take attention_mask; .* starts=\(attention_mask == 0\)\.sum\(1\)"
+    layer, x, mask = HyperGLU(16, 8, rank=2), torch.zeros(1, 3, 16), torch.ones(1, 3)
+    instead = r".* starts=\(attention_mask == 0\)\.sum\(1\)"
+    with pytest.raises(TypeError, match="HyperGLU does not take attention_mask;" + instead):
+        layer(x, attention_mask=mask)
+    with pytest.raises(TypeError, match="HyperGLU does not take a second argument without a name;" + instead):
+        layer(x, mask)
+
+
+def test_a_missing_argument_is_named_with_the_class():
+    message = r"HyperMLP or HyperGLU\(\) missing 1 required positional argument: 'max_length'"
     with pytest.raises(TypeError, match=message):
-        HyperGLU(16, 8, rank=2)(torch.zeros(1, 3, 16), attention_mask=torch.ones(1, 3))
+        HyperGLU(16)
 
 
 def test_a_refused_call_leaves_the_state_alone():

@@ -53,6 +53,9 @@ def test_sample_from_standard_input_and_from_nothing(run, capsys, monkeypatch):
 def test_sample_reports_mistakes(tmp_path, run, capsys):
     assert main(["sample", str(tmp_path)]) == 2
     assert "has no model; allowed: a folder of save_pretrained" in capsys.readouterr().err
+    (tmp_path / "recipe.json").write_text("{}")
+    assert main(["sample", str(tmp_path)]) == 2
+    assert "has no checkpoint: a training saves one after" in capsys.readouterr().err
     assert main(["sample", str(run), "ab\udcff"]) == 2
     assert "the prompt is not UTF-8" in capsys.readouterr().err
     assert main(["sample", str(run), "x", "--tokens", "0"]) == 2
