@@ -266,6 +266,10 @@ class SequenceMixer(nn.Module):
             check_starts_form(starts, x)
         if state is None:
             return
+        if not isinstance(state, DecodingState):
+            raise UserError(
+                f"state is a {type(state).__name__}; it must be one state of this layer, from new_state"
+            )
         if not isinstance(state, self.state_class) or state.config != self.config:
             raise UserError(
                 f"the state belongs to a layer with another configuration or context ({state!r}); make one "

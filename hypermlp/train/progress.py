@@ -20,10 +20,13 @@ LOSSES = ("loss", "eval_train_loss", "eval_validation_loss")
 
 
 class TrainingLog(TrainerCallback):
-    """Print losses, tokens per second and an ETA; append everything that Trainer logs to metrics.jsonl."""
+    """Print losses, tokens per second and an ETA; append everything that Trainer logs to metrics.jsonl.
 
-    def __init__(self, recipe: Recipe, folder: Path):
-        self.recipe, self.path = recipe, folder / "metrics.jsonl"
+    ``per_epoch``: the sequences of one pass over the data.
+    """
+
+    def __init__(self, recipe: Recipe, folder: Path, per_epoch: int):
+        self.recipe, self.path, self.per_epoch = recipe, folder / "metrics.jsonl", per_epoch
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         self.began, self.first_step = time.monotonic(), state.global_step
@@ -40,7 +43,9 @@ class TrainingLog(TrainerCallback):
         print(f"{self.recipe.name}: {processes}, holding {shares} parameters", flush=True)
 
     def _record(self, logs: dict[str, float], step: int) -> dict[str, float]:
-        return {"step": step, "tokens": step * self.recipe.training.batch_tokens, **logs}
+        # Trainer's own "epoch" is the fraction of the run.
+        epoch = round(step * self.recipe.sequences_per_step / self.per_epoch, 4)
+        return {"step": step, "tokens": step * self.recipe.training.batch_tokens, **logs, "epoch": epoch}
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any

@@ -86,20 +86,21 @@ def build_trainer(
     """Return the trainer of a run, which writes to ``folder``."""
     training, data = recipe.training, recipe.data
     prepared.tokenizer.model_max_length = model.config.max_position_embeddings
+    sequences = Sequences(
+        prepared, "train", data, count=training.steps * recipe.sequences_per_step, seed=training.seed
+    )
     trainer = LMTrainer(
         recipe,
         folder,
         model=model,
         args=training_arguments(recipe, folder, process_count()),
-        train_dataset=Sequences(
-            prepared, "train", data, count=training.steps * recipe.sequences_per_step, seed=training.seed
-        ),
+        train_dataset=sequences,
         eval_dataset={
             split: Sequences(prepared, split, data, count=training.eval_sequences, seed=training.seed + 1)
             for split in SPLITS
         },
         processing_class=prepared.tokenizer,
-        callbacks=[TrainingLog(recipe, folder), *callbacks],
+        callbacks=[TrainingLog(recipe, folder, sequences.per_epoch), *callbacks],
     )
     trainer.remove_callback(transformers.PrinterCallback)  # TrainingLog prints instead
     return trainer
@@ -149,9 +150,9 @@ def _train(recipe: Recipe, run: RunFolder, resume: bool, init_from: str | None, 
         elif resume:  # the run may have been stopped before its first checkpoint
             init_from = init_from or run.beginning().get("init_from")
         model = build_model(recipe, prepared, init_from if checkpoint is None else None)
+        trainer = build_trainer(recipe, folder, prepared, model, callbacks)  # raises for too little data
         if is_main_process():
             run.begin(recipe, prepared.digest, init_from)
-        trainer = build_trainer(recipe, folder, prepared, model, callbacks)
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         return trainer.save_final() if trainer.state.global_step >= recipe.training.steps else folder
 

@@ -174,6 +174,8 @@ def test_a_state_must_fit_the_layer_and_its_precision():
     layer, x, _ = setup("R")
     with pytest.raises(ValueError, match="another configuration"):
         layer(x, state=setup("R-c")[2])
+    with pytest.raises(ValueError, match="state is a list; it must be one state of this layer"):
+        layer(x, state=[setup("R")[2]])
     layer, x, state = layer.float(), x.float(), layer.new_state(3)
     with torch.autocast("cpu", torch.bfloat16):
         layer(x[:, :5], state=state)

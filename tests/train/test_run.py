@@ -52,7 +52,7 @@ def losses(folder):
     return [(record["step"], record["loss"]) for record in records if "loss" in record]
 
 
-def test_a_run_learns_and_ends_with_a_model_that_loads(recipe_file, tmp_path):
+def test_a_run_learns_and_ends_with_a_model_that_loads(recipe_file, tmp_path, prepared):
     final = train(load_recipe(str(recipe_file)), tmp_path / "run")
     model = HyperMLPForCausalLM.from_pretrained(final)
     assert_same(
@@ -62,6 +62,9 @@ def test_a_run_learns_and_ends_with_a_model_that_loads(recipe_file, tmp_path):
     curve = losses(tmp_path / "run")
     assert [step for step, _ in curve] == list(range(1, 9))
     assert curve[-1][1] < curve[0][1] - 0.2
+    passes = 8 * 8 / ((len(prepared.tokens["train"]) - 1) // 32)  # of 8 sequences in each of 8 steps
+    last = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last)["epoch"] == round(passes, 4)
     assert model.config.use_cache
     tokenizer = AutoTokenizer.from_pretrained(final)
     assert (tokenizer.padding_side, tokenizer.model_max_length) == ("left", 32)
@@ -176,15 +179,21 @@ def test_one_process_writes_to_a_folder(recipe_file, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("override", "init_from"), [("data.source=missing/texts", None), ("training.steps=4", "missing/model")]
+    ("overrides", "init_from", "message"),
+    [
+        (["data.source=missing/texts"], None, "missing"),
+        (["training.steps=4"], "missing/model", "missing"),
+        (["data.context=16384", "training.batch_tokens=65536"], None, "make no sequence of data.context"),
+    ],
 )
-def test_a_run_that_is_refused_leaves_no_folder(recipe_file, tmp_path, override, init_from):
-    with pytest.raises(UserError, match="missing"):
-        train(load_recipe(str(recipe_file), [override]), tmp_path / "run", init_from=init_from)
+def test_a_run_that_is_refused_leaves_no_folder(recipe_file, tmp_path, overrides, init_from, message):
+    recipe = load_recipe(str(recipe_file), overrides)
+    with pytest.raises(UserError, match=message):
+        train(recipe, tmp_path / "run", init_from=init_from)
     assert not (tmp_path / "run").exists()
     (tmp_path / "run").mkdir()
-    with pytest.raises(UserError, match="missing"):
-        train(load_recipe(str(recipe_file), [override]), tmp_path / "run", init_from=init_from)
+    with pytest.raises(UserError, match=message):
+        train(recipe, tmp_path / "run", init_from=init_from)
     assert (tmp_path / "run").exists()
 
 
