@@ -22,7 +22,7 @@ from hypermlp.reporting.records import read_record
 from hypermlp.study import report, scale, scale_report
 from hypermlp.study.claims import CLAIMED
 from hypermlp.study.contrast import contrast_table, contrasts
-from hypermlp.study.protocol import find_size
+from hypermlp.study.protocol import CANON, find_size
 from hypermlp.study.summary import read_study, summary
 from hypermlp.train.keys import key_table
 from hypermlp.train.recipe import load_recipe
@@ -182,8 +182,14 @@ def test_loss_against_size():
 
 
 def test_the_learning_rates_of_cpu_mini_are_the_tuned_ones():
-    """Rates that the size ``headline`` has chosen; rows that are still being tuned are skipped."""
-    for label, row in read_study(ROOT / "docs" / "results" / "headline").rows.items():
+    """Rates that the size ``headline`` has chosen; rows that are still being tuned are skipped.
+
+    A rate belongs to a mixer, so rows with Canon layers, which are a setting of the block, have none.
+    """
+    rows = read_study(ROOT / "docs" / "results" / "headline").rows
+    for label, row in rows.items():
+        if label.endswith(CANON):
+            continue
         rate = load_recipe("cpu-mini", [f"model.mixer={label}"]).training.learning_rate
         assert rate == row.rate, (
             f"docs/results/headline has chosen {row.rate:g} for {label}: put it into recipes/cpu-mini.yaml"
