@@ -1,7 +1,8 @@
 """Steps until the loss falls to a threshold, as in Table 1 of the paper.
 
-The thresholds follow from one row by a rule that was fixed before the tuned study was run (docs/study.md,
-"Steps to a loss"): they are the losses of softmax attention with RoPE after 40, 60, 80 and 100 % of its steps.
+The thresholds follow from one row by a rule that was fixed before the tuned study was run
+(docs/study.md, "Steps to a loss"): they are the losses of softmax attention with RoPE after 40, 60,
+80 and 100 % of its steps.
 """
 
 from collections.abc import Sequence
