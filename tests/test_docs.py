@@ -21,7 +21,7 @@ from hypermlp.mad.tasks import TASKS
 from hypermlp.reporting.records import read_record
 from hypermlp.study import report, scale, scale_report
 from hypermlp.study.claims import CLAIMED
-from hypermlp.study.contrast import contrast_table, contrasts
+from hypermlp.study.contrast import contrast_table, contrasts, convolution_table
 from hypermlp.study.protocol import CANON, find_size
 from hypermlp.study.summary import read_study, summary
 from hypermlp.study.tables import rates_table
@@ -46,7 +46,7 @@ def test_the_headline_comparison():
     """Its table is in docs/study.md, and README has the differences of all rows, losing ones too."""
     study = read_study(ROOT / "docs" / "results" / "headline")
     text = (ROOT / "docs" / "study.md").read_text()
-    for table in (contrast_table(study, "G-cg-q-12o"), rates_table(study)):
+    for table in (contrast_table(study, "G-cg-q-12o"), convolution_table(study), rates_table(study)):
         assert table.markdown() in text, "docs/study.md does not show docs/results/headline"
     counts = {label: len(row.losses) for label, row in study.rows.items()}
     assert counts.items() >= {"G-cg-q-12o": 5, "R-cg-q-12o": 3, "S-p": 5, "S-pc": 5}.items()

@@ -1,12 +1,19 @@
 """Compare the rows of a study with one of them, seed by seed."""
 
 from dataclasses import dataclass
+from statistics import fmean
 
 from hypermlp.reporting.table import Table
 from hypermlp.study.intervals import Interval, paired_effects, show_interval
 from hypermlp.study.summary import Study
 from hypermlp.study.tables import MISSING
 
+# (the convolutions that both rows have, softmax attention, HyperGLU)
+EQUAL_CONVOLUTIONS = (
+    ("none", "S-p", "G-g-q-12o"),
+    ("HyperGLU's own", "S-pc", "G-cg-q-12o"),
+    ("Canon layers", "S-p+canon", "G-g-q-12o+canon"),
+)
 LOSS, PRIMARY = "loss", ("loss", "bits per byte")  # columns whose differences are shown
 
 
@@ -47,6 +54,35 @@ def contrasts(study: Study, reference: str) -> list[Contrast]:
         differences = {column: _interval(values) for column, values in paired.items() if values}
         found.append(Contrast(label, means, differences, len(paired.get(LOSS, []))))
     return found
+
+
+def convolution_table(study: Study) -> Table | None:
+    """Return softmax attention against HyperGLU with equal convolutions, or None without such pairs.
+
+    The losses are means over the seeds that both rows have. A study whose rows have unequal parameters, which
+    therefore has no reference row, gets no table.
+    """
+    if not study.reference:
+        return None
+    lines = []
+    for convolutions, softmax, ours in EQUAL_CONVOLUTIONS:
+        first, second = (_columns(study, label).get(LOSS, {}) for label in (softmax, ours))
+        common = sorted(first.keys() & second.keys())
+        if not common:
+            continue
+        means = [f"{fmean(losses[seed] for seed in common):.3f}" for losses in (first, second)]
+        difference = show_interval(_interval([first[seed] - second[seed] for seed in common]), "+")
+        lines.append([convolutions, softmax, means[0], ours, means[1], str(len(common)), difference])
+    titles = [
+        "convolutions of both",
+        "softmax",
+        "its loss",
+        "HyperGLU",
+        "its loss",
+        "seeds",
+        "softmax minus HyperGLU",
+    ]
+    return Table(titles, lines, left=frozenset(["softmax", "HyperGLU"])) if len(lines) > 1 else None
 
 
 def _columns(study: Study, label: str) -> dict[str, dict[int, float]]:

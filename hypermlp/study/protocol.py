@@ -105,7 +105,7 @@ SIZES = {
         claimed_seeds=(4,),
         loss="validation",
         mad="mini",
-        about="models of a million parameters, MAD's mini grid: eleven core hours, and as many for MAD",
+        about="models of a million parameters, MAD's mini grid: 11 core hours, and 16 for MAD",
     ),
     "headline": Size(
         recipe="cpu-mini",
@@ -118,7 +118,7 @@ SIZES = {
         evaluate=True,
         reference="G-cg-q-12o",
         loss="validation",
-        about="four mixers with equal parameters, each at its best learning rate: nine hours of one core",
+        about="four mixers with equal parameters, each at its best learning rate: seven hours of one core",
     ),
     "full": Size(
         recipe="nanogpt-124m",
@@ -134,7 +134,7 @@ SIZES = {
 SIZES["mixing"] = replace(
     SIZES["headline"],
     rows=MIXING_ROWS,
-    about="headline, HyperGLU without convolution, it and S-p with Canon layers, FoX: eleven hours more",
+    about="headline, HyperGLU without convolution, it and S-p with Canon layers, FoX: six hours more",
 )
 
 

@@ -9,7 +9,7 @@ from hypermlp.reporting.charts import Point, Series, interval_chart, line_chart,
 from hypermlp.reporting.page import render
 from hypermlp.reporting.table import Table
 from hypermlp.study.claims import SUPPORTED, Verdict, pair_name
-from hypermlp.study.contrast import LOSS, contrast_table, contrasts
+from hypermlp.study.contrast import LOSS, contrast_table, contrasts, convolution_table
 from hypermlp.study.intervals import show_interval, spearman
 from hypermlp.study.missing import missing
 from hypermlp.study.protocol import LOSSES
@@ -86,6 +86,8 @@ def markdown(study: Study) -> str:
     parts = [study_table(study).markdown()]
     if study.reference:
         parts.append(contrast_table(study, study.reference).markdown())
+    if convolutions := convolution_table(study):
+        parts.append(convolutions.markdown())
     if study.tuning:
         parts.append(rates_table(study).markdown())
     if left := missing(study):
@@ -121,6 +123,7 @@ def page(study: Study, title: str, comparison: Comparison | None = None) -> str:
         reference=study.reference,
         contrast=contrast_table(study, study.reference) if study.reference else None,
         differences=_differences(study),
+        convolutions=convolution_table(study),
         rates=rates_table(study) if study.tuning else None,
         missing=missing(study),
         table=study_table(study),

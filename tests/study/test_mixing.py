@@ -8,9 +8,10 @@ from hypermlp.cli import main
 from hypermlp.costs.model import model_parameters
 from hypermlp.jobs.cells import record_path, recorded
 from hypermlp.study import protocol
-from hypermlp.study.contrast import contrast_table
+from hypermlp.study.contrast import contrast_table, convolution_table
 from hypermlp.study.missing import missing
 from hypermlp.study.protocol import SIZES, find_rows, lm_cell
+from hypermlp.study.report import markdown, page
 from hypermlp.study.summary import read_study
 from hypermlp.train.recipe import Recipe, build
 
@@ -45,6 +46,28 @@ def test_one_table_has_the_rows_of_both_sizes(tmp_path, write_lm):
     assert lines["S-p+canon"][5] == "+0.050 (+0.050 to +0.050)"
     (sentence,) = missing(study)
     assert sentence == "No language model was trained for S-p, S-pc, R-cg-q-12o, G-g-q-12o, G-g-q-12o+canon."
+
+
+def test_softmax_and_hyperglu_with_equal_convolutions(tmp_path, write_lm):
+    """The means and the difference are those of the seeds that both rows have."""
+    losses = {
+        "S-p": {2: 1.3, 3: 1.5, 4: 9.0},
+        "G-g-q-12o": {2: 1.2, 3: 1.2},
+        "S-p+canon": {2: 1.0},
+        "G-g-q-12o+canon": {2: 1.125},
+    }
+    for row, by_seed in losses.items():
+        for seed, loss in {1: 2.0, **by_seed}.items():
+            write_lm(tmp_path, lm_cell(MIXING, row, seed, 8e-3), loss)
+        for rate in (4e-3, 1.6e-2, 3.2e-2):
+            write_lm(tmp_path, lm_cell(MIXING, row, 1, rate), 3.0)
+    study = read_study(tmp_path)
+    assert convolution_table(study).rows == [
+        ["none", "S-p", "1.400", "G-g-q-12o", "1.200", "2", "+0.200 (-1.071 to +1.471)"],
+        ["Canon layers", "S-p+canon", "1.000", "G-g-q-12o+canon", "1.125", "1", "-0.125 (no interval)"],
+    ]
+    assert convolution_table(study).markdown() in markdown(study)
+    assert "would a convolution do?" in page(study, "the study")
 
 
 def test_names_of_rows():
