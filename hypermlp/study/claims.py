@@ -33,7 +33,7 @@ CLAIMS = (
     ),
     Claim(
         "Sequence mixing dominates",
-        "Learned mixing along the sequence lowers the loss, all else being equal.",
+        "Adding learned mixing along the sequence, and its parameters, lowers the loss.",
         (("R-cg-q", "R-cg-q-12o"), ("G-cg-q", "G-cg-q-12o"), ("R-c", "R-c-12o!")),
     ),
     Claim(
