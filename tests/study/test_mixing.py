@@ -67,7 +67,7 @@ def test_softmax_and_hyperglu_with_equal_convolutions(tmp_path, write_lm):
         ["Canon layers", "S-p+canon", "1.000", "G-g-q-12o+canon", "1.125", "1", "-0.125 (no interval)"],
     ]
     assert convolution_table(study).markdown() in markdown(study)
-    assert "would a convolution do?" in page(study, "the study")
+    assert "softmax attention with the same convolutions?" in page(study, "the study")
 
 
 def test_names_of_rows():
