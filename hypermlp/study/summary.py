@@ -157,6 +157,11 @@ def read_study(folder: Path) -> Study:
     """Read the records that ``hypermlp study run`` wrote to a folder."""
     records = [read_record(path, LmCell.kind) for path in sorted((folder / "lm").glob("*.json"))]
     if not records:
+        if not folder.is_dir():
+            raise UserError(
+                f"there is no folder {folder}; give one with records, such as docs/results/headline, or "
+                f"make it with `hypermlp study run --out {folder}`"
+            )
         raise UserError(
             f"{folder} has no records of language models; `hypermlp study run --out {folder}` makes them"
         )

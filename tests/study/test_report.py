@@ -115,3 +115,10 @@ def test_the_page_in_a_browser(made_up, tmp_path, browser, size):
     curve = view.locator("svg .series").first
     curve.focus()
     assert "at the end" in view.locator("#tip").inner_text()
+
+
+def test_a_missing_folder_is_not_taken_for_an_empty_one(tmp_path, capsys):
+    assert main(["study", "report", str(tmp_path / "nowhere")]) != 0
+    assert f"there is no folder {tmp_path / 'nowhere'}" in capsys.readouterr().err
+    assert main(["study", "report", str(tmp_path)]) != 0
+    assert "has no records of language models" in capsys.readouterr().err
