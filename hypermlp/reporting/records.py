@@ -4,10 +4,12 @@ Every record and every other result file is written here.
 """
 
 import datetime
+import functools
 import json
 import os
 import platform
 import secrets
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,19 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
+@functools.cache
+def commit() -> str | None:
+    """Return the commit of the checkout that this package is in, marked "-dirty" if files differ from it."""
+    checkout = Path(__file__).parents[2]
+    if not (checkout / ".git").exists():
+        return None
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):  # no git, or a checkout of another user
+        return None
+
+
 def new_record(kind: str, settings: dict[str, Any], results: Any) -> dict[str, Any]:
     """Return a record of this machine and moment. ``kind`` decides how reports show it."""
     from hypermlp import __version__
@@ -48,6 +63,7 @@ def new_record(kind: str, settings: dict[str, Any], results: Any) -> dict[str, A
         "format": FORMAT,
         "kind": kind,
         "hypermlp": __version__,
+        "commit": commit(),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "settings": settings,

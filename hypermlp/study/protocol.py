@@ -18,6 +18,16 @@ LEARNING_RATES = [2e-3, 4e-3, 8e-3, 1.6e-2]  # the grid of `study tune`
 HEADLINE_ROWS = ("G-cg-q-12o", "S-p", "S-pc", "R-cg-q-12o")
 CANON = "+canon"  # a row "S-p+canon" is S-p in blocks with Canon layers
 MIXING_ROWS = (*HEADLINE_ROWS, "G-g-q-12o", f"G-g-q-12o{CANON}", f"S-p{CANON}", "fox")
+FACTORIAL_ROWS = tuple(
+    f"{base}-p{convolution.removesuffix(CANON)}{gates}{mix}{CANON * convolution.endswith(CANON)}"
+    for base in "SRG"
+    for convolution in ("", "c", CANON)
+    for gates in ("", "g")
+    for mix in ("", "-12o!")
+)
+NARROW_ROWS = tuple(  # the paper's row with everything, at its width of QK, and with Canon layers
+    row for base in "SRG" for row in (f"{base}-pcg-q-12o", f"{base}-pg-q-12o{CANON}")
+)
 OWN_KEYS = {"mixer", "canon", "seed"}  # keys of a recipe in which the cells of one study differ
 RATE_KEYS = {"learning_rate", "min_learning_rate"}  # and, in a tuned study, these
 LOSSES = {
@@ -37,10 +47,12 @@ class Size:
     """Labels or names of baselines; a label may end in CANON."""
     rates: tuple[float, ...] = ()
     """Learning rates to choose from for each row; if empty, every row has the recipe's rate."""
+    softmax_rates: tuple[float, ...] = ()
+    """Learning rates to choose from for labels of base S; if empty, ``rates``."""
     widen: bool = False
     """Whether a row whose best rate is the lowest or highest is also tried at half or twice that rate."""
     tuning_seed: int = 1
-    """The seed that chooses rates. Its losses are not reported."""
+    """The seed that chooses rates. Its losses are not reported, unless it is among ``seeds``."""
     seeds: tuple[int, ...]
     """Reported seeds of every row."""
     claimed_seeds: tuple[int, ...] = ()
@@ -59,6 +71,10 @@ class Size:
     """MAD tasks; empty for all."""
     about: str
     """One-line description, for ``--help``."""
+
+    def rates_of(self, row: str) -> tuple[float, ...]:
+        """Return the learning rates to choose from for a row."""
+        return self.softmax_rates if row.startswith("S") and self.softmax_rates else self.rates
 
     def reported_seeds(self, row: str, claimed: set[str]) -> tuple[int, ...]:
         """Return the seeds that a row reports; ``claimed`` are the rows that claims use."""
@@ -130,11 +146,22 @@ SIZES = {
 }
 
 
-# The same cells as at ``headline``, and more rows: run in one folder, the two sizes share their records.
+# The next two sizes have cells of ``headline``: run in one folder with it, they share its records.
 SIZES["mixing"] = replace(
     SIZES["headline"],
     rows=MIXING_ROWS,
     about="headline, HyperGLU without convolution, it and S-p with Canon layers, FoX: six hours more",
+)
+SIZES["factorial"] = replace(
+    SIZES["headline"],
+    rows=(*FACTORIAL_ROWS, *NARROW_ROWS),
+    rates=(8e-3, 1.6e-2),
+    softmax_rates=(4e-3, 8e-3),
+    widen=False,
+    seeds=(1, 2),
+    fewer_seeds=(),
+    evaluate=False,
+    about="activation x mixing x gates x convolution, 42 rows with equal parameters: 17 hours of one core",
 )
 
 

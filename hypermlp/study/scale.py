@@ -168,7 +168,7 @@ def read_scale(points: list[Point], folder: Path, headline: Path) -> list[Measur
 def _tuning(point: Point, row: str, folder: Path) -> tuple[Losses, bool]:
     """Return the losses of the tuning seed, and whether they choose a rate."""
     losses: Losses = {}
-    while wanted := untried_rates(point.size, losses) if point.tuned else []:
+    while wanted := untried_rates(point.size, row, losses) if point.tuned else []:
         for rate in wanted:
             result = recorded(folder, lm_cell(point.size, row, point.size.tuning_seed, rate))
             if result is not None:

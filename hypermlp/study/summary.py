@@ -175,7 +175,7 @@ def read_study(folder: Path) -> Study:
     left_out: dict[str, str] = {}
     for label in sorted(runs, key=_order):
         try:
-            rate, results = _reported(runs[label], size) if tuned else _all_seeds(runs[label])
+            rate, results = _reported(label, runs[label], size) if tuned else _all_seeds(runs[label])
         except NotTunedError as reason:
             left_out[label] = str(reason)
             continue
@@ -233,14 +233,14 @@ def _tuning_losses(runs: Runs) -> Losses:
     return {rate: loss_of(result) for rate, result in sorted(runs[_tuning_seed(runs)].items())}
 
 
-def _reported(runs: Runs, size: Size | None) -> tuple[float, dict[int, dict[str, Any]]]:
+def _reported(label: str, runs: Runs, size: Size | None) -> tuple[float, dict[int, dict[str, Any]]]:
     """Return the learning rate that the tuning seed chooses, and the results of the other seeds at it."""
     tuning, losses = _tuning_seed(runs), _tuning_losses(runs)
     if size is not None:
-        losses = considered(size, losses)
+        losses = considered(size, label, losses)
     if len(losses) <= 1:
         raise NotTunedError("no learning rate has been chosen yet")
-    untried = untried_rates(size, losses) if size else []
+    untried = untried_rates(size, label, losses) if size else []
     if untried:
         raise NotTunedError(f"not trained at learning rate {', '.join(f'{rate:g}' for rate in untried)} yet")
     rate = best_rate(losses)

@@ -21,28 +21,29 @@ def tuned_rates(size: Size, rows: list[str], train: Callable[[list[LmCell]], Res
     lies at the edge of its grid is trained at the next rate beyond, until the best one lies within.
     """
     losses: dict[str, Losses] = {row: {} for row in rows}
-    while wanted := [(row, rate) for row in rows for rate in untried_rates(size, losses[row])]:
+    while wanted := [(row, rate) for row in rows for rate in untried_rates(size, row, losses[row])]:
         wanted.sort(key=lambda item: item[1])  # all rows at one rate, then at the next; the sort is stable
         for cell, result in train([lm_cell(size, row, size.tuning_seed, rate) for row, rate in wanted]):
             losses[cell.mixer][cell.rate] = loss_of(result)
     return {row: best_rate(tried) for row, tried in losses.items() if tried}
 
 
-def untried_rates(size: Size, tried: Losses) -> list[float]:
+def untried_rates(size: Size, row: str, tried: Losses) -> list[float]:
     """Return the rates that a row must still be trained at before its rate can be chosen."""
-    missing = [rate for rate in size.rates if rate not in tried]
-    if missing or not size.widen or len(tried) >= len(size.rates) + MOST_EXTRA_RATES:
+    rates = size.rates_of(row)
+    missing = [rate for rate in rates if rate not in tried]
+    if missing or not size.widen or len(tried) >= len(rates) + MOST_EXTRA_RATES:
         return missing
     beyond = beyond_edge(tried)
     return [] if beyond is None else [beyond]
 
 
-def considered(size: Size, losses: Losses) -> Losses:
+def considered(size: Size, row: str, losses: Losses) -> Losses:
     """Return the losses that ``tuned_rates`` chooses from: a folder may have records at other rates too."""
     if not size.rates:
         return losses
-    found = {rate: losses[rate] for rate in size.rates if rate in losses}
-    while (untried := untried_rates(size, found)) and untried[0] in losses:
+    found = {rate: losses[rate] for rate in size.rates_of(row) if rate in losses}
+    while (untried := untried_rates(size, row, found)) and untried[0] in losses:
         found[untried[0]] = losses[untried[0]]
     return found
 

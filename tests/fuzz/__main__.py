@@ -15,9 +15,10 @@ import threading
 import time
 from pathlib import Path
 
-from fuzz.campaign import Job, commit, merged, work
+from fuzz.campaign import Job, merged, work
 from fuzz.core import failure
 from fuzz.parts import PARTS, SHARES, enough
+from hypermlp.reporting.records import commit
 
 
 def run(args) -> int:

@@ -15,7 +15,6 @@ from typing import Any
 
 from fuzz.core import (
     KEPT,
-    TESTS,
     Case,
     Worker,
     die_with_parent,
@@ -27,13 +26,6 @@ from fuzz.core import (
 from fuzz.parts import PARTS
 
 POLL = 0.25
-
-
-def commit() -> str:
-    """Return the commit of the working tree, marked if files differ from it."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
 
 
 class Job:

@@ -2,9 +2,12 @@
 
 import json
 import math
+import re
+import subprocess
 
 import pytest
 
+from hypermlp.reporting import records
 from hypermlp.reporting.records import new_record, read_record, write_record
 
 
@@ -13,6 +16,24 @@ def test_round_trip(tmp_path):
     write_record(tmp_path / "deep" / "a.json", record)
     assert read_record(tmp_path / "deep" / "a.json", "bench-op") == record
     assert record["machine"]["torch"]
+
+
+def test_a_record_of_a_checkout_names_its_commit(monkeypatch, tmp_path):
+    checkout = tmp_path / "checkout"
+    package = checkout / "hypermlp" / "reporting" / "records.py"
+    monkeypatch.setattr(records, "__file__", str(package))
+    records.commit.cache_clear()
+    assert new_record("k", {}, 1)["commit"] is None  # no checkout: installed from a wheel
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(checkout)]
+    write_record(package, {})
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"]):
+        subprocess.run([*git, *command], check=True)
+    records.commit.cache_clear()
+    assert re.fullmatch("[0-9a-f]{12}", new_record("k", {}, 1)["commit"])
+    package.write_text("changed")
+    records.commit.cache_clear()
+    assert new_record("k", {}, 1)["commit"].endswith("-dirty")
+    records.commit.cache_clear()
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):

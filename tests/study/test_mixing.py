@@ -7,15 +7,31 @@ import pytest
 from hypermlp.cli import main
 from hypermlp.costs.model import model_parameters
 from hypermlp.jobs.cells import record_path, recorded
+from hypermlp.label import Label
 from hypermlp.study import protocol
 from hypermlp.study.contrast import contrast_table, convolution_table
 from hypermlp.study.missing import missing
-from hypermlp.study.protocol import SIZES, find_rows, lm_cell
+from hypermlp.study.protocol import CANON, FACTORIAL_ROWS, SIZES, find_rows, lm_cell
 from hypermlp.study.report import markdown, page
 from hypermlp.study.summary import read_study
 from hypermlp.train.recipe import Recipe, build
 
 HEADLINE, MIXING = SIZES["headline"], SIZES["mixing"]
+
+
+def test_the_factorial_crosses_all_ideas():
+    """Every level of an idea is combined equally often with every level of each other one."""
+    size = SIZES["factorial"]
+    assert len(set(size.rows)) == 42
+    crossed = [Label.parse(row.removesuffix(CANON)) for row in FACTORIAL_ROWS]
+    levels = [
+        (label.base, label.mix, "g" in label.features, "c" in label.features, row.endswith(CANON))
+        for label, row in zip(crossed, FACTORIAL_ROWS, strict=True)
+    ]
+    assert len(set(levels)) == 3 * 2 * 2 * 3 == len(levels)
+    assert all("p" in label.features and not label.rank for label in crossed)
+    assert {size.rates_of(row) for row in size.rows if row.startswith("S")} == {(4e-3, 8e-3)}
+    assert {size.rates_of(row) for row in size.rows if not row.startswith("S")} == {(8e-3, 1.6e-2)}
 
 
 def test_both_sizes_share_their_cells(tmp_path):
@@ -25,8 +41,10 @@ def test_both_sizes_share_their_cells(tmp_path):
         assert record_path(tmp_path, one) == record_path(tmp_path, other)
 
 
-def test_all_rows_have_equal_parameters():
-    recipes = {row: build(Recipe, lm_cell(MIXING, row, 2, 8e-3).recipe, "") for row in MIXING.rows}
+@pytest.mark.parametrize("size", [MIXING, SIZES["factorial"]])
+def test_all_rows_have_equal_parameters(size):
+    rows = {*MIXING.rows[:1], *size.rows, "S-p+canon"}
+    recipes = {row: build(Recipe, lm_cell(size, row, 2, 8e-3).recipe, "") for row in rows}
     counts = {row: model_parameters(recipe.model_config(257)) for row, recipe in recipes.items()}
     assert all(abs(count / counts["G-cg-q-12o"] - 1) < 0.005 for count in counts.values()), counts
     assert recipes["S-p+canon"].model["canon"] == "ABCD"

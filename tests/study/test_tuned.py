@@ -69,8 +69,8 @@ def test_a_rate_that_the_size_does_not_try_is_shown_but_never_chosen(tuned, writ
     assert (study.rows["R-p"].rate, study.rows["R-p"].losses) == (4e-3, {2: 1.6, 3: 1.64})
     assert "| R-p | 1.000 | **1.700** | 1.800 | 1.900 |" in markdown(study)
     losses = dict(zip((1e-3, 2e-3, *SIZES["headline"].rates), (1.0, 1.4, 1.5, 1.6, 1.7, 1.8), strict=True))
-    assert considered(SIZES["headline"], losses) == losses
-    assert considered(SIZES["headline"], losses | {4e-3: 1.65}) == {
+    assert considered(SIZES["headline"], "S-p", losses) == losses
+    assert considered(SIZES["headline"], "S-p", losses | {4e-3: 1.65}) == {
         rate: (losses | {4e-3: 1.65})[rate] for rate in SIZES["headline"].rates
     }
 
