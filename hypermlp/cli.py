@@ -8,8 +8,8 @@ import sys
 from typing import Any, NamedTuple, NoReturn
 
 from hypermlp import __version__
-from hypermlp.config import near_miss
 from hypermlp.errors import UserError, describe
+from hypermlp.validation import near_miss
 
 
 class Command(NamedTuple):

@@ -9,7 +9,7 @@ import hypermlp
 
 ROOT = Path(hypermlp.__file__).parent
 LEVELS = [
-    {"errors", "cache", "paper", "label", "config", "checkpoints"},
+    {"errors", "cache", "files", "validation", "paper", "label", "config", "checkpoints"},
     {"ops", "reporting"},
     {"layers", "testing", "jobs"},
     {"models"},

@@ -6,7 +6,7 @@
 
 from pathlib import Path
 
-from hypermlp.config import find_option
+from hypermlp.validation import find_option
 
 FOLDER = Path(__file__).parent
 HELD_OUT = FOLDER / "held-out.txt"

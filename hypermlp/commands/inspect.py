@@ -8,11 +8,11 @@ import transformers
 from hypermlp.checkpoints import find_shipped
 from hypermlp.commands.shared import CHECKPOINT, Args, Argument, command, read_prompt, require_at_least
 from hypermlp.errors import UserError
+from hypermlp.files import check_writable, write_text
 from hypermlp.inspect import figures
 from hypermlp.inspect.page import page
 from hypermlp.inspect.panels import panels
 from hypermlp.models.loading import load, model_folder
-from hypermlp.reporting.records import check_writable, write_text
 
 PROGRAM = "def area(radius):\n    return 3.14 * radius * radius\n\nprint(area(2))\n"
 LARGE = 8  # MB, above which a phone takes long to open the page

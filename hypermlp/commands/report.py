@@ -11,9 +11,9 @@ from hypermlp.commands.shared import Args, Argument, command
 from hypermlp.evals import positions, recall
 from hypermlp.evals.figures import position_chart, write_position_figure
 from hypermlp.evals.table import score_table
+from hypermlp.files import check_writable, write_text
 from hypermlp.mad.protocol import grid_of, read_cell
 from hypermlp.mad.report import summarize
-from hypermlp.reporting.records import check_writable, write_text
 from hypermlp.reporting.results import Kind, Records, results_page
 from hypermlp.reporting.sources import Record, gather
 from hypermlp.reporting.table import Columns, Table

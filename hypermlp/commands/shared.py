@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hypermlp.config import LARGEST_SIZE
 from hypermlp.errors import UserError, first_line
+from hypermlp.files import check_writable
 from hypermlp.jobs.workers import Cluster, Local, Workers
-from hypermlp.reporting.records import check_writable, new_record, write_record
+from hypermlp.reporting.records import new_record, write_record
+from hypermlp.validation import LARGEST_SIZE
 
 Args = argparse.Namespace
 """The parsed arguments of a command."""

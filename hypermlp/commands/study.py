@@ -4,13 +4,14 @@ from pathlib import Path
 from typing import Any
 
 from hypermlp.commands.shared import WORKERS, Args, Argument, choices, chosen_workers, command
+from hypermlp.files import write_text
 from hypermlp.jobs.cells import run_with_progress
 from hypermlp.mad.mixers import check_mixers
 from hypermlp.mad.protocol import cells, find_grid
 from hypermlp.mad.report import summarize
 from hypermlp.mad.tasks import TASKS
 from hypermlp.mad.training import run_cell
-from hypermlp.reporting.records import write_record, write_text
+from hypermlp.reporting.records import write_record
 from hypermlp.reporting.table import Columns, Table
 from hypermlp.study import report, scale, scale_report
 from hypermlp.study.figures import write_curves

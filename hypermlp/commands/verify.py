@@ -4,7 +4,7 @@ import json
 
 from hypermlp.commands.shared import PRINT_JSON, Args, Argument, command
 from hypermlp.errors import UserError
-from hypermlp.reporting.records import check_writable, write_text
+from hypermlp.files import check_writable, write_text
 from hypermlp.theory.verify import INTRODUCTION, run, select, table
 
 

@@ -4,11 +4,12 @@ import copy
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from hypermlp.config import ROPE_TYPES, require_window
+from hypermlp.config import ROPE_TYPES
 from hypermlp.errors import UserError
 from hypermlp.layers.registry import BASELINES
 from hypermlp.layers.resizing import METHODS
 from hypermlp.models import HyperMLPForCausalLM
+from hypermlp.validation import require_window
 
 KINDS = {
     **{method: f"context extended by {method!r}" for method in METHODS},

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hypermlp.config import MixerConfig, require
+from hypermlp.config import MixerConfig
 from hypermlp.errors import UserError
 from hypermlp.inspect.internals import convolved, kernels, operands, rotated
 from hypermlp.layers.mixer import Mixer
 from hypermlp.ops.arguments import Attention
 from hypermlp.ops.layout import slot_maps
 from hypermlp.ops.reference import Trace, trace
+from hypermlp.validation import require
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from hypermlp.errors import UserError
+from hypermlp.files import write_bytes
 from hypermlp.inspect.internals import Kernels
 from hypermlp.inspect.panels import BINS, Head, Layer, Panels, Routing, pre_activations
-from hypermlp.reporting.records import write_bytes
 
 FORMATS = ("png", "svg")
 INCH = 2.4  # side of one small picture

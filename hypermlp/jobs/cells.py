@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hypermlp.errors import UserError
+from hypermlp.files import check_writable
 from hypermlp.jobs.workers import CellError, OnProgress, Progress, Results, Work, Workers
-from hypermlp.reporting.records import check_writable, new_record, read_record, write_record
+from hypermlp.reporting.records import new_record, read_record, write_record
 
 PRINT_EVERY = 5.0  # seconds
 

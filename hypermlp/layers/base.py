@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Never
 import torch
 from torch import Tensor, nn
 
-from hypermlp.config import is_integer, require
 from hypermlp.errors import UserError
 from hypermlp.layers.initialization import initialize_
 from hypermlp.layers.state import DecodingState
 from hypermlp.layers.visibility import Visibility, visibility_after
 from hypermlp.ops.api import autocast_enabled
 from hypermlp.ops.layout import check_cu_seqlens_form, check_starts_form, packed_starts, raise_where
+from hypermlp.validation import is_integer, require
 
 
 class SequenceMixer(nn.Module):

@@ -4,12 +4,13 @@ import dataclasses
 import importlib
 from typing import Any
 
-from hypermlp.config import MixerConfig, near_miss
+from hypermlp.config import MixerConfig
 from hypermlp.errors import UserError
 from hypermlp.label import BASES, GRAMMAR, PAPER_NAMES, Label
 from hypermlp.layers.base import SequenceMixer
 from hypermlp.layers.baselines.base import Baseline, BaselineConfig
 from hypermlp.layers.mixer import Mixer
+from hypermlp.validation import near_miss
 
 Config = MixerConfig | BaselineConfig
 

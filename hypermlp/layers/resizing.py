@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from hypermlp.config import find_option
 from hypermlp.errors import UserError
+from hypermlp.validation import find_option
 
 LAST_ROWS = 32  # whose mean the method "mean" takes
 

@@ -10,11 +10,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from hypermlp.config import is_integer, require
 from hypermlp.errors import UserError
 from hypermlp.layers.rows import Rows, only_for_inference
 from hypermlp.layers.visibility import Visibility, following_starts
 from hypermlp.ops.layout import raise_where
+from hypermlp.validation import is_integer, require
 
 
 def require_kind(known: Tensor | None, new: Tensor) -> None:

@@ -13,10 +13,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from hypermlp.config import is_integer, require
 from hypermlp.errors import UserError
 from hypermlp.layers.state import MixerState, require_kind
 from hypermlp.layers.visibility import Visibility, refuse_moving_starts
+from hypermlp.validation import is_integer, require
 
 
 class StaticState(MixerState):

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeVar
 
-from hypermlp.config import find_option, is_number, near_miss, require, require_integers, require_options
 from hypermlp.errors import UserError
 from hypermlp.jobs.cells import Cell
 from hypermlp.mad.settings import check_seed
 from hypermlp.mad.tasks import SAMPLERS, SEED, TASKS, find_task
+from hypermlp.validation import find_option, is_number, near_miss, require, require_integers, require_options
 
 Changes = dict[str, Any]
 Value = TypeVar("Value")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hypermlp.config import is_integer, is_number, require, require_integers
+from hypermlp.validation import is_integer, is_number, require, require_integers
 
 IGNORED = -100  # target of a position that is not scored
 

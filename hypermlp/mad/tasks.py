@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from hypermlp.config import find_option, require
 from hypermlp.errors import UserError
 from hypermlp.mad import published, samplers
 from hypermlp.mad.published import Example, Generators
 from hypermlp.mad.settings import Settings, check_copying, check_motifs, check_pairs, check_seed
+from hypermlp.validation import find_option, require
 
 SEED = 12345
 SAMPLERS = ("published", "fast")

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hypermlp.config import near_miss
 from hypermlp.errors import UserError
+from hypermlp.validation import near_miss
 
 MODEL_ARGUMENTS = (
     "input_ids",

@@ -9,11 +9,11 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
-from hypermlp.config import LARGEST_SIZE, is_integer, near_miss, require
 from hypermlp.errors import UserError
 from hypermlp.label import PAPER_NAMES, Label
 from hypermlp.layers.canon import PLACES
 from hypermlp.layers.registry import BASELINES, Config, mixer_config, mixer_name
+from hypermlp.validation import LARGEST_SIZE, is_integer, near_miss, require
 
 logger = logging.get_logger(__name__)
 MOST_LAYERS = 10_000

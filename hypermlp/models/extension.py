@@ -5,12 +5,13 @@ from typing import Any
 
 from torch import nn
 
-from hypermlp.config import LARGEST_SIZE, ROPE_TYPES, is_integer, require
+from hypermlp.config import ROPE_TYPES
 from hypermlp.errors import UserError
 from hypermlp.layers.base import SequenceMixer
 from hypermlp.layers.resizing import check_method, resize_
 from hypermlp.models.configuration_hypermlp import ROPE_SCALING, HyperMLPConfig, has_rope
 from hypermlp.models.memory import require_memory
+from hypermlp.validation import LARGEST_SIZE, is_integer, require
 
 
 def scale_rope_(config: HyperMLPConfig, n: int, rope_type: str) -> None:

@@ -15,11 +15,11 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer
 
 from hypermlp.checkpoints import MODELS, find_shipped
-from hypermlp.config import LARGEST_SIZE, is_integer, near_miss
 from hypermlp.errors import UserError, first_line
 from hypermlp.models.configuration_hypermlp import HyperMLPConfig
 from hypermlp.models.memory import require_memory
 from hypermlp.models.modeling_hypermlp import HyperMLPForCausalLM
+from hypermlp.validation import LARGEST_SIZE, is_integer, near_miss
 
 SEAL = "complete.json"
 MODEL_NAMES = (

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hypermlp.config import is_integer, require
 from hypermlp.errors import UserError
 from hypermlp.ops.layout import check_cu_seqlens_form, packed_starts, raise_where
+from hypermlp.validation import is_integer, require
 
 
 def batch_starts(

@@ -1,22 +1,18 @@
-"""Result records: JSON files with a measurement, its settings, the machine and the time.
-
-Every record and every other result file is written here.
-"""
+"""Result records: JSON files with a measurement, its settings, the machine and the time."""
 
 import datetime
 import functools
 import json
 import os
 import platform
-import secrets
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hypermlp.errors import UserError
+from hypermlp.files import write_text
 
 FORMAT = 1
 
@@ -71,36 +67,9 @@ def new_record(kind: str, settings: dict[str, Any], results: Any) -> dict[str, A
     }
 
 
-def check_writable(path: str | Path) -> None:
-    """Raise if a file cannot be written at ``path``; call it before long work."""
-    path = Path(path)
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; give the path of a file")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part").close()
-
-
 def write_record(path: str | Path, record: dict[str, Any]) -> None:
     """Write a record as indented JSON."""
     write_text(path, json.dumps(record, indent=2) + "\n")
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """Write a text file in UTF-8, atomically."""
-    write_bytes(path, text.encode())
-
-
-def write_bytes(path: str | Path, content: bytes) -> None:
-    """Write a file atomically: a reader sees the old content or the new one. Missing folders are created."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f"{path.name}-{secrets.token_hex(4)}.part")
-    try:
-        aside.write_bytes(content)
-        os.replace(aside, path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
 
 
 def read_record(path: str | Path, kind: str | None = None) -> dict[str, Any]:

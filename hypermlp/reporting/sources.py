@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hypermlp.config import is_integer
 from hypermlp.errors import UserError
 from hypermlp.reporting.records import FORMAT, read_record
+from hypermlp.validation import is_integer
 
 METRICS = "metrics.jsonl"
 LARGEST = 10**15

@@ -2,8 +2,8 @@
 
 from typing import Any, NamedTuple
 
-from hypermlp.config import is_integer, is_number, near_miss
 from hypermlp.errors import UserError
+from hypermlp.validation import is_integer, is_number, near_miss
 
 USUAL_TOKENS, MOST_STOPS = 16, 4  # as in OpenAI's API
 TEMPERATURES = (0.01, 100.0)  # of random draws: below, the softmax overflows

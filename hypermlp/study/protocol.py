@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
-from hypermlp.config import find_option
 from hypermlp.errors import UserError
 from hypermlp.jobs.cells import Cell
 from hypermlp.label import PAPER_ROWS, PROBABLE_READING
 from hypermlp.layers.canon import PLACES
 from hypermlp.layers.registry import BASELINES, mixer_name
 from hypermlp.train.recipe import load_recipe
+from hypermlp.validation import find_option
 
 ROWS = [*PAPER_ROWS, *PROBABLE_READING.values()]
 TUNING_ROWS = ["S-cg-q", "R-2o!", "R-pcg-q-12o", "G-pcg-q-12o"]  # no claim uses them

@@ -9,7 +9,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from hypermlp.errors import UserError
-from hypermlp.reporting.records import write_text
+from hypermlp.files import write_text
 from hypermlp.train import checkpoints
 from hypermlp.train.recipe import Recipe
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from hypermlp.config import require
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
+from hypermlp.validation import require
 
 MATCH, MATCH_TOLERANCE = "match_parameters", 0.005
 

@@ -12,7 +12,7 @@ import torch
 from accelerate.utils import gather  # type: ignore[import-untyped]
 from transformers import TrainerCallback
 
-from hypermlp.reporting.records import write_text
+from hypermlp.files import write_text
 from hypermlp.train import sharding
 from hypermlp.train.recipe import Recipe
 

@@ -15,12 +15,12 @@ from typing import Any, Literal
 import yaml
 
 from hypermlp.checkpoints import FOLDER, MODELS
-from hypermlp.config import LARGEST_SIZE, is_integer, near_miss, require
 from hypermlp.errors import UserError
 from hypermlp.label import PAPER_NAMES, PAPER_ROWS
 from hypermlp.layers.registry import BASELINES, mixer_name
 from hypermlp.models import HyperMLPConfig
 from hypermlp.train.matching import MATCH, matched_config
+from hypermlp.validation import LARGEST_SIZE, is_integer, near_miss, require
 
 TOKENIZER_SIZES = {"bytes": 257, "gpt2": 50_257}
 KINDS = {  # types in messages

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from hypermlp.config import near_miss
 from hypermlp.errors import UserError
+from hypermlp.validation import near_miss
 
 END = "<|endoftext|>"
 LEAST_SIZE = 257  # the 256 bytes and the end of text

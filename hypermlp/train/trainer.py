@@ -15,13 +15,13 @@ from torch.utils.data import SequentialSampler, default_collate
 from transformers import Trainer, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-from hypermlp.config import require
 from hypermlp.errors import UserError, first_line
-from hypermlp.reporting.records import write_text
+from hypermlp.files import write_text
 from hypermlp.train import checkpoints, sharding
 from hypermlp.train.data import IGNORED, Sequences
 from hypermlp.train.recipe import Recipe
 from hypermlp.train.schedule import learning_rate_factor, optimizer_groups
+from hypermlp.validation import require
 
 RECENT = 50  # micro-batches whose mean loss the next loss is compared with
 OPTIMIZER, SCHEDULER, RECENT_LOSSES = "optimizer", "scheduler.pt", "recent-losses.json"

@@ -11,12 +11,12 @@ from typing import ClassVar, Generic, TypeVar, dataclass_transform
 import torch
 from torch import Tensor
 
-from hypermlp.config import is_integer, require
 from hypermlp.layers.base import SequenceMixer
 from hypermlp.layers.baselines.parts import remembered
 from hypermlp.layers.state import DecodingState
 from hypermlp.layers.visibility import Visibility
 from hypermlp.ops.layout import raise_where
+from hypermlp.validation import is_integer, require
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)

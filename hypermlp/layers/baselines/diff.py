@@ -6,12 +6,12 @@ Shapes: B batch, T new positions, S positions so far, H heads, C the width of a 
 import torch
 from torch import Tensor, nn
 
-from hypermlp.config import require_window
 from hypermlp.layers.baselines.base import Baseline, Heads, MultiHeadConfig
 from hypermlp.layers.baselines.parts import at_least_float32, causal_pairs, softmax_attention
 from hypermlp.layers.rotary import Rope, rotate
 from hypermlp.layers.state import DecodingState
 from hypermlp.layers.visibility import Visibility
+from hypermlp.validation import require_window
 
 
 class DiffConfig(MultiHeadConfig):

@@ -7,12 +7,12 @@ Shapes: B batch, T new positions, S positions so far, H heads, C their width.
 import torch
 from torch import Tensor, nn
 
-from hypermlp.config import require, require_window
 from hypermlp.layers.baselines.base import Baseline, Heads, MultiHeadConfig
 from hypermlp.layers.baselines.parts import causal_pairs, softmax_attention, split_heads
 from hypermlp.layers.rotary import Rope, rotate
 from hypermlp.layers.state import DecodingState
 from hypermlp.layers.visibility import Visibility
+from hypermlp.validation import require, require_window
 
 
 class SoftmaxConfig(MultiHeadConfig):

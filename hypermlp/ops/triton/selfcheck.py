@@ -315,7 +315,7 @@ def _stored() -> Verdict | None:
 
 
 def _store(verdict: Verdict) -> None:
-    from hypermlp.reporting.records import write_text
+    from hypermlp.files import write_text
 
     _known[_key()] = verdict
     try:

@@ -1,0 +1,69 @@
+"""Checks of values that users pass. Each raises UserError with the value, what is allowed and what to do."""
+
+import difflib
+import math
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from hypermlp.errors import UserError
+
+Option = TypeVar("Option")
+LARGEST_SIZE = 2**28
+"""The largest size that a model or a benchmark may have: products of two fit in 64 bits, also in bytes."""
+
+
+def require(name: str, value: object, holds: bool, allowed: str) -> None:
+    if not holds:
+        raise UserError(f"{name} is {value!r}; it must be {allowed}")
+
+
+def near_miss(name: str, options: Iterable[str]) -> str:
+    """Return a note such as ``" (did you mean 'rank'?)"`` for a misspelled option; empty if none is close."""
+    by_lower = {option.lower(): option for option in options}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.75)
+    return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
+
+
+def require_window(window: object, max_length: int) -> None:
+    """Raise unless a sliding window is None or a number of positions that fits the context."""
+    fits = window is None or (is_integer(window) and 0 < window <= max_length)  # type: ignore[operator]
+    allowed = f"a positive integer, at most the context of {max_length} positions, or None"
+    require("sliding_window", window, fits, allowed)
+
+
+def is_integer(value: object) -> bool:
+    """Return True for integers of Python and NumPy, but not for bool."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Return whether ``value`` is a finite int or float; a bool is not a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def require_integers(settings: object, least: int, *names: str, prefix: str = "") -> None:
+    """Raise unless each of the named fields of ``settings`` is an integer of ``least`` or more.
+
+    ``prefix`` stands before the name in the message, for example "training.".
+    """
+    for name in names:
+        value = getattr(settings, name)
+        require(
+            prefix + name, value, is_integer(value) and value >= least, f"a whole number, {least} or more"
+        )
+
+
+def require_options(settings: object, options: Mapping[str, Sequence[str]], prefix: str = "") -> None:
+    """Raise unless each field of ``settings`` that ``options`` names has one of the values listed for it."""
+    for name, allowed in options.items():
+        value = getattr(settings, name)
+        require(prefix + name, value, value in allowed, " or ".join(map(repr, allowed)))
+
+
+def find_option(what: str, name: object, options: Mapping[str, Option]) -> Option:
+    """Return ``options[name]``; for an unknown name, raise an error that lists the allowed ones."""
+    if not isinstance(name, str) or name not in options:
+        note = near_miss(name, options) if isinstance(name, str) else ""
+        raise UserError(f"unknown {what} {name!r}{note}; allowed: {', '.join(options)}")
+    return options[name]
