@@ -50,7 +50,7 @@ def check_backend(backend: str) -> int:
 
 
 def _computes(backend: str, activation: str, mixes: str) -> bool:
-    request = Request("attention", "cpu", torch.float64, activation, bool(mixes), needs_grad=True)
+    request = Request("attention", "cpu", torch.float64, activation, bool(mixes))
     return BACKENDS[backend].refusal(request) is None
 
 

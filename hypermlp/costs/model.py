@@ -149,7 +149,7 @@ class LiveBytes(TorchDispatchMode):
         self._known = {tensor.untyped_storage()._cdata for tensor in ignored}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.hypermlp.blocked_grad.default:  # its workspace is not visible here
+        if func is torch.ops.hypermlp.blocked_gradients.default:  # its workspace is not visible here
             attention = Attention.unflatten(args[2:])  # after the output's gradient and what the forward kept
             self.peak = max(self.peak, self.live + workspace_bytes(self.device, attention))
         out = func(*args, **(kwargs or {}))

@@ -13,13 +13,13 @@ from torch.utils._pytree import tree_map_only
 
 from hypermlp.errors import UserError
 from hypermlp.layers.baselines.parts import at_least_float32
+from hypermlp.layers.fast import is_plain
 from hypermlp.layers.gates import Gates, GateValues
 from hypermlp.layers.mixer import Mixer
 from hypermlp.layers.rotary import Rope, rotate
-from hypermlp.layers.step import is_plain
 from hypermlp.layers.visibility import Visibility, document_origins
 from hypermlp.ops import Mix
-from hypermlp.ops.api import causal_conv_pair
+from hypermlp.ops.api import causal_conv
 from hypermlp.ops.arguments import Attention
 
 
@@ -67,7 +67,9 @@ def convolved(layer: Mixer, x: Tensor, starts: Tensor | None = None) -> tuple[Te
         return x, x
     length = x.shape[1]
     reach = None if starts is None else torch.arange(1, length + 1, device=x.device) - starts
-    return causal_conv_pair(x, layer.k_conv, layer.v_conv, length, reach, backend="reference")
+    weights = (layer.k_conv, layer.v_conv)
+    keys_from, values_from = causal_conv(x, weights, length, reach, backend="reference")
+    return keys_from, values_from
 
 
 def rotated(layer: Mixer, rows: Tensor, t: int, starts: Tensor | None) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hypermlp.layers.state import DecodingState
 from hypermlp.layers.visibility import Visibility
-from hypermlp.ops.api import causal_conv_pair
+from hypermlp.ops.api import causal_conv
 
 TAPS = 4
 PLACES = {
@@ -44,12 +44,21 @@ class Canon(nn.Module):
         init.uniform_(self.weight, -(TAPS**-0.5), TAPS**-0.5)
 
     def forward(
-        self, x: Tensor, visibility: Visibility, state: DecodingState | None = None, name: str = "canon"
+        self,
+        x: Tensor,
+        visibility: Visibility,
+        state: DecodingState | None = None,
+        name: str = "canon",
+        *,
+        backend: str = "auto",
     ) -> Tensor:
-        """Add the convolution of ``x`` to it. ``state`` keeps the latest inputs under ``name``."""
+        """Add the convolution of ``x`` to it. ``state`` keeps the latest inputs under ``name``.
+
+        A ``backend`` without convolutions leaves them to "auto".
+        """
         rows = x if state is None else state.extended(name, x, needed=TAPS - 1)
-        # The operator computes two convolutions; the second, of the same weight, is not used.
-        convolved, _ = causal_conv_pair(rows, self.weight, self.weight, x.shape[1], visibility.reach)
+        length, reach = x.shape[1], visibility.reach
+        (convolved,) = causal_conv(rows, (self.weight,), length, reach, backend=backend, required=False)
         return x + convolved
 
 

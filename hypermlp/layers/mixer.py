@@ -13,7 +13,7 @@ from hypermlp.config import MixerConfig
 from hypermlp.errors import UserError
 from hypermlp.layers.base import SequenceMixer
 from hypermlp.layers.canon import Canon
-from hypermlp.layers.fused import fused_layer, fuses
+from hypermlp.layers.fast import fast_path, is_plain
 from hypermlp.layers.gates import Gates, GateValues, gate_shapes
 from hypermlp.layers.initialization import initialize_
 from hypermlp.layers.mixing import SequenceMix
@@ -26,12 +26,11 @@ from hypermlp.layers.registers import (
 from hypermlp.layers.rotary import Rope, rotate
 from hypermlp.layers.state import DecodingState, MixerState
 from hypermlp.layers.static_state import StaticState
-from hypermlp.layers.static_step import steps_in_triton, triton_step
-from hypermlp.layers.step import is_plain, native_step, steps_natively
 from hypermlp.layers.visibility import Visibility
-from hypermlp.ops.api import attend, attend_ring, causal_conv_pair
-from hypermlp.ops.arguments import Attention
-from hypermlp.ops.dispatch import backend_for, find_gating
+from hypermlp.ops.api import attend, attend_ring, causal_conv
+from hypermlp.ops.arguments import Attention, Request
+from hypermlp.ops.dispatch import find_backend
+from hypermlp.ops.gating import Gating
 
 
 class Projected(NamedTuple):
@@ -164,18 +163,16 @@ class Mixer(SequenceMixer):
 
     def mix(self, x: Tensor, state: MixerState | None, visibility: Visibility) -> Tensor:
         """Mix ``x``, whose padding is zero. ``forward`` calls it; call the layer instead."""
-        if state is not None and state.capacity is None and steps_natively(self, x):
-            return native_step(self, x, state, visibility)
-        if state is None and fuses(self, x):
-            return fused_layer(self, x, visibility)
-        if isinstance(state, StaticState) and steps_in_triton(self, x, visibility):
-            return triton_step(self, x, state, visibility)
+        run = fast_path(self, x, state, visibility)
+        return self._mix_by_modules(x, state, visibility) if run is None else run()
+
+    def _mix_by_modules(self, x: Tensor, state: MixerState | None, visibility: Visibility) -> Tensor:
+        """The general path: the formula, module by module."""
         registers = self._projected_registers()
         arguments, gates = self.project(x, state, visibility, registers)
         operator = partial(attend, backend=self.backend, window=visibility.window)
         if visibility.in_ring:
-            backend = backend_for(self.backend, "ring")
-            operator = partial(attend_ring, positions=visibility.stream(), backend=backend)
+            operator = partial(attend_ring, positions=visibility.stream(), backend=self.backend)
         if registers is None:
             o = operator(arguments)
         else:
@@ -199,13 +196,13 @@ class Mixer(SequenceMixer):
         config = self.config
         keys_from = values_from = x
         if self.k_conv is not None and self.v_conv is not None:
-            keys_from, values_from = causal_conv_pair(
+            keys_from, values_from = causal_conv(
                 x if state is None else state.with_history("inputs", x, config.conv_kernel - 1),
-                self.k_conv,
-                self.v_conv,
+                (self.k_conv, self.v_conv),
                 x.shape[1],
                 visibility.reach,
-                backend=backend_for(self.backend, "convolution"),
+                backend=self.backend,
+                required=False,
             )
             if registers is not None and registers.overlaps is not None:
                 keys_from, values_from = (
@@ -234,17 +231,22 @@ class Mixer(SequenceMixer):
         """Return the gated queries, and all gates."""
         if self.gates is None:
             return q, GateValues()
-        gating = find_gating(self.backend, q)
+        gating = self._gating(q)
         if gating is not None and is_plain(self.gates, Gates):
             return self.gates.fused(x, q, gating)
         gates: GateValues = self.gates(x)
         return q if gates.query is None else q * gates.query, gates
 
+    def _gating(self, like: Tensor) -> Gating | None:
+        """Return the fused gates of the backend, if it has them."""
+        backend = find_backend(self.backend, Request("gating", like.device.type, like.dtype))
+        return None if backend is None else backend.gating
+
     def _gate_output(self, o: Tensor, gate: Tensor | None) -> Tensor:
         """``o``: ``[B, T, H * Dv]``."""
         if gate is None:
             return o
-        gating = find_gating(self.backend, o)
+        gating = self._gating(o)
         return o * gate if gating is None or gate.dtype != o.dtype else gating.gate_output(o, gate)
 
     def _convolved(
@@ -253,7 +255,7 @@ class Mixer(SequenceMixer):
         """Apply the Canon layer to queries, keys and values."""
         assert self.canon is not None
         flat = [y.flatten(2) for y in (q, k, v)]
-        out = self.canon(torch.cat(flat, dim=-1), visibility, state)
+        out = self.canon(torch.cat(flat, dim=-1), visibility, state, backend=self.backend)
         q_out, k_out, v_out = out.split([y.shape[-1] for y in flat], dim=-1)
         return q_out.view_as(q), k_out.view_as(k), v_out.view_as(v)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from hypermlp.layers.rotary import Rope, rotate
-from hypermlp.ops.api import causal_conv_pair
+from hypermlp.ops.api import causal_conv
 from hypermlp.ops.arguments import Attention
 
 
@@ -49,7 +49,7 @@ def conv_of_registers(registers: Tensor, k_conv: Tensor, v_conv: Tensor) -> tupl
     since the convolution of a sequence is the sum of the convolutions of its parts.
     """
     rows = F.pad(registers, (0, 0, 0, k_conv.shape[1] - 1))[None]
-    keys_from, values_from = causal_conv_pair(rows, k_conv, v_conv, rows.shape[1], backend="reference")
+    keys_from, values_from = causal_conv(rows, (k_conv, v_conv), rows.shape[1], backend="reference")
     return keys_from[0], values_from[0]
 
 

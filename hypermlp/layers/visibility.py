@@ -79,6 +79,8 @@ class Visibility:
 
     def _check_room(self, limit: int, capacity: int | None) -> None:
         """Raise if the positions, all of which see the first one, exceed what the state or layer holds."""
+        if limit < 0:
+            return
         advice = f"the state holds {capacity} positions: make one with new_state(..., capacity=n), a larger n"
         if isinstance(self.past, Tensor):
             if limit != capacity:
@@ -106,7 +108,7 @@ class Visibility:
 
     def windowed(self, window: int, *, batch: int, ring_rows: int | None = None) -> "Visibility":
         """Return the same positions seen through a window; ``WindowedVisibility`` has the arguments."""
-        # A compiled function serves all lengths, so it does not ask for them.
+        # A compiled function serves all lengths, so it must not depend on them.
         known = not self.in_ring and not torch.compiler.is_compiling()
         if known and self.known_past + self.new <= window:
             return self
@@ -170,18 +172,15 @@ class WindowedVisibility(Visibility):
             batch: B.
             ring_rows: rows of the ring that holds the keys; None if they are not in a ring.
         """
-        self.base, self.window, self.reach_back = base, window, window - 1
-        self.past, self.new, self.device, self.starts = base.past, base.new, base.device, base.starts
-        stream = base.stream()
+        super().__init__(None, past=base.past, new=base.new, device=base.device)
+        self.base, self.window, self.reach_back, self.starts = base, window, window - 1, base.starts
+        self._stream = stream = base.stream()
         first = (stream - self.reach_back).clamp(min=0).expand(batch, -1)
         rows = first.contiguous() if base.rows is None else torch.maximum(base.rows, first)
         if self.in_ring and ring_rows is not None and ring_rows < window + self.new - 1:
             rows = ring_starts(rows, stream, -1, ring_rows)  # later keys may overwrite earlier ones
         self.rows, self.reach = rows, stream + 1 - rows
         self._relative: dict[int, Tensor] = {0: rows}
-
-    def stream(self) -> Tensor:
-        return self.base.stream()
 
     def hide_padding(self, x: Tensor) -> Tensor:
         return self.base.hide_padding(x)
@@ -218,7 +217,7 @@ def visibility_after(
 ) -> Visibility:
     """Return what ``new`` positions see after those that the state holds. ``Visibility`` has the arguments.
 
-    Without ``starts``, the last ones of the state, a ``DecodingState`` or None, hold on.
+    Without ``starts``, those of the last position in the state, a ``DecodingState`` or None, are used again.
     """
     if state is None:
         return Visibility(starts, past=0, new=new, device=device, max_visible=max_visible)
@@ -262,7 +261,7 @@ def following_starts(starts: Tensor, length: int) -> Tensor:
 def refuse_moving_starts(before: Tensor, last: Tensor, length: int | Tensor) -> None:
     """Raise if ``starts`` of the last two of ``length`` positions, ``[B]`` each, are those of a window.
 
-    A window moves with every position and cannot be continued without being told.
+    A window moves with every position, so that the next ones do not follow from the last.
     """
     raise_where(
         (last > before) & (last < length - 1),

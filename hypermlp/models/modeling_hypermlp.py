@@ -11,7 +11,6 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import DynamicCache, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache
@@ -25,12 +24,12 @@ from transformers.utils.output_capturing import capture_outputs
 from hypermlp.errors import UserError
 from hypermlp.layers.base import SequenceMixer
 from hypermlp.layers.canon import BlockState, Canon
+from hypermlp.layers.fast import is_plain
 from hypermlp.layers.initialization import initialize_
 from hypermlp.layers.mlp import GeluMlp, SwigluMlp
 from hypermlp.layers.registry import layer_of
 from hypermlp.layers.resizing import DEFAULT_METHOD
 from hypermlp.layers.state import DecodingState
-from hypermlp.layers.step import is_plain
 from hypermlp.layers.visibility import Visibility, visibility_after
 from hypermlp.models.arguments import CAUSAL_ARGUMENTS, MODEL_ARGUMENTS, check_arguments, check_context, embed
 from hypermlp.models.cache import layer_state
@@ -88,7 +87,8 @@ class HyperMLPBlock(GradientCheckpointingLayer):
         kept = None if state is None else state.convolutions
 
         def canon(place: str, y: Tensor) -> Tensor:
-            return layers[place](y, visibility, kept, place) if place in layers else y
+            backend = self.mixer.backend
+            return layers[place](y, visibility, kept, place, backend=backend) if place in layers else y
 
         mixer_state = None if state is None else state.mixer
         x = x + self.mixer(canon("A", self.mixer_norm(x)), state=mixer_state, visibility=visibility)
@@ -394,6 +394,8 @@ class HyperMLPForCausalLM(HyperMLPPreTrainedModel, Generation, PaddedGenerationM
         It may not where the head is an adapter, sharded, quantised or hooked, where another loss was chosen,
         and inside torch.compile, which plans memory itself.
         """
-        head = self.lm_head
-        plain = is_plain(head, nn.Linear) and not is_traceable_wrapper_subclass(head.weight)
-        return plain and self.loss_function is ForCausalLMLoss and not torch.compiler.is_compiling()
+        return (
+            is_plain(self.lm_head, nn.Linear)
+            and self.loss_function is ForCausalLMLoss
+            and not torch.compiler.is_compiling()
+        )

@@ -1,6 +1,7 @@
-"""``hyper_attention`` and ``causal_conv_pair``: the formulas, the checks, the choice of a backend."""
+"""``hyper_attention`` and ``causal_conv``: the formulas, the checks, the choice of a backend."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -131,8 +132,7 @@ def attend(arguments: Attention, backend: str, window: int | None = None) -> Ten
 
     ``window``: the most positions that a query sees; None for any number.
     """
-    mixed = arguments.mix1 is not None or arguments.mix2 is not None
-    request = _request("attention", arguments.q, arguments.tensors(), arguments.activation, mixed)
+    request = _request("attention", arguments)
     chosen = choose_backend(backend, request)
     if window is not None and arguments.starts is not None and not chosen.skips(request):
         return attend_in_chunks(chosen.attention, arguments, window)
@@ -142,55 +142,49 @@ def attend(arguments: Attention, backend: str, window: int | None = None) -> Ten
 def attend_ring(arguments: Attention, positions: Tensor, backend: str) -> Tensor:
     """Run the operator over keys and values in rings, for queries at ``positions``, int64 ``[Tq]``.
 
-    The arguments are known to be valid; ``starts`` comes from ``ring_starts``.
+    The arguments are known to be valid; ``starts`` comes from ``ring_starts``. A backend without rings leaves
+    them to "auto".
     """
-    mixed = arguments.mix1 is not None or arguments.mix2 is not None
-    request = _request("ring", arguments.q, arguments.tensors(), arguments.activation, mixed)
-    run = choose_backend(backend, request).ring
+    run = choose_backend(backend, _request("ring", arguments), required=False).ring
     assert run is not None
     return run(arguments, positions)
 
 
-def causal_conv_pair(
+def _request(operation: str, arguments: Attention) -> Request:
+    mixed = arguments.mix1 is not None or arguments.mix2 is not None
+    return Request(operation, arguments.q.device.type, arguments.q.dtype, arguments.activation, mixed)
+
+
+def causal_conv(
     x: Tensor,
-    weight1: Tensor,
-    weight2: Tensor,
+    weights: Sequence[Tensor],
     length: int,
     reach: Tensor | None = None,
     *,
     backend: str = "auto",
-) -> tuple[Tensor, Tensor]:
-    """Compute two depthwise causal convolutions of one input.
+    required: bool = True,
+) -> list[Tensor]:
+    """Compute depthwise causal convolutions of one input, in one pass.
 
     For each weight, ``y[t] = sum over lags i < K of weight[:, i] * x[t - i]``.
 
     Args:
         x: ``[B, >= T, D]``, the T positions and, before them, the earlier ones that exist. The last K - 1 of
             those matter; zeros stand in for missing ones.
-        weight1: ``[D, K]``, column i for lag i.
-        weight2: ``[D, K]``.
+        weights: ``[D, K]`` each, column i for lag i; all of one shape.
         length: T.
         reach: int64 ``[B, T]``, how many positions each position sees, itself included; None for all. A
             position that sees nothing (0) gets a zero row.
-        backend: "auto", or a backend that has the convolution: "native", "blocked" or "reference".
+        backend: "auto", or a backend that has the convolution: "native", "triton", "blocked" or "reference".
+        required: whether a backend that has no convolution is refused; otherwise "auto" takes its place.
 
     Returns:
-        two tensors ``[B, T, D]`` in the dtype of x.
+        a tensor ``[B, T, D]`` in the dtype of x for each weight.
     """
-    run = choose_backend(backend, _request("convolution", x, (x, weight1, weight2))).convolution
+    request = Request("convolution", x.device.type, x.dtype)
+    run = choose_backend(backend, request, required=required).convolution
     assert run is not None
-    return run(x, weight1, weight2, length, reach)
-
-
-def _request(
-    operation: str,
-    like: Tensor,
-    tensors: tuple[Tensor | None, ...],
-    activation: str = "",
-    mixed: bool = False,
-) -> Request:
-    needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-    return Request(operation, like.device.type, like.dtype, activation, mixed, needs_grad)
+    return run(x, list(weights), length, reach)
 
 
 def autocast_enabled(device_type: str) -> bool:

@@ -1,10 +1,10 @@
-"""The arguments of the operator as one value.
+"""The arguments of the operator as one value, and the schemas of operators from such values.
 
 Shapes: B batch, Tq queries, Tk keys, H heads, Hq score branches (H, or 2 H for "glu"), Dk, Dv widths, L
 slots, r rank.
 """
 
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, get_type_hints
 
 import torch
 from torch import Tensor
@@ -65,7 +65,7 @@ class Attention(NamedTuple):
         return (self.q, self.k, self.v, *(self.mix1 or NO_MIX), *(self.mix2 or NO_MIX))
 
     def flatten(self) -> tuple[Any, ...]:
-        """Return the arguments in the order of ``FLAT_SCHEMA``."""
+        """Return the arguments in the order of ``schema(Attention)``."""
         return (*self.tensors(), self.starts, self.activation, self.layout, self.eps)
 
     @classmethod
@@ -80,8 +80,9 @@ class Request(NamedTuple):
     """What is to be computed, as far as the choice of a backend depends on it."""
 
     operation: str
-    """"attention" (the operator), "ring" (the operator over keys in a ring), "convolution" (the pair of
-    causal convolutions), "gating" (a layer's gates) or "step" (a layer's decoding step).
+    """"attention" (the operator), "ring" (the operator over keys in a ring), "convolution" (causal
+    convolutions), "gating" (a layer's gates), "layer" (a whole layer), "step" (a layer's decoding step) or
+    "ring_step" (the step on a state of fixed size).
     """
     device_type: str
     dtype: torch.dtype
@@ -89,11 +90,31 @@ class Request(NamedTuple):
     """"relu", "glu" or "softmax"; empty for the convolution."""
     mixed: bool = False
     """Whether there is a sequence mix."""
-    needs_grad: bool = False
-    """Whether a gradient will be asked for."""
 
 
-_MIX_SCHEMA = ", ".join(f"Tensor? {field}{index}" for index in (1, 2) for field in Mix._fields)
-FLAT_SCHEMA = (
-    f"Tensor q, Tensor k, Tensor v, {_MIX_SCHEMA}, Tensor? starts, str activation, str layout, float eps"
-)
+SCHEMA_TYPES = {
+    Tensor: "Tensor",
+    Tensor | None: "Tensor?",
+    list[Tensor]: "Tensor[]",
+    int: "SymInt",
+    bool: "bool",
+    float: "float",
+    str: "str",
+}
+
+
+def schema(kind: type, *, written: tuple[str, ...] = ()) -> str:
+    """Return the arguments of an operator's schema from a NamedTuple, whose nested values are flattened.
+
+    ``written`` names the tensors that the operator writes in place.
+    """
+    parts = []
+    for name, hint in get_type_hints(kind).items():
+        if hint == Mix | None:
+            parts += [f"Tensor? {field}{name.removeprefix('mix')}" for field in Mix._fields]
+        elif hint in SCHEMA_TYPES:
+            alias = f"({chr(ord('a') + written.index(name))}!)" if name in written else ""
+            parts.append(f"{SCHEMA_TYPES[hint].replace('Tensor', 'Tensor' + alias)} {name}")
+        else:
+            parts.append(schema(hint, written=written))
+    return ", ".join(parts)

@@ -17,8 +17,16 @@ from torch import Tensor
 from hypermlp.errors import UserError
 from hypermlp.ops import blocked, convolution, gating, native, reference, ring, sdpa, triton
 from hypermlp.ops.arguments import Attention, Request
-from hypermlp.ops.convolution import ConvPair
+from hypermlp.ops.convolution import Convolution
 from hypermlp.ops.gating import Gating
+from hypermlp.ops.layer import (
+    LayerArguments,
+    RingStepArguments,
+    StepArguments,
+    native_layer,
+    native_step,
+    triton_step,
+)
 from hypermlp.ops.library import register_attention
 
 
@@ -33,13 +41,17 @@ class Backend:
 
     name: str
     attention: Callable[[Attention], Tensor]
-    convolution: ConvPair | None = None
+    convolution: Convolution | None = None
     ring: Callable[[Attention, Tensor], Tensor] | None = None
     """The operator over a ring, for queries at positions on the device (ops/ring.py)."""
     gating: Gating | None = None
     """The sigmoid gates of a layer in fused kernels; without them a layer runs plain PyTorch."""
-    step: bool = False
-    """Whether it has the kernel for a layer's decoding step (layers/step.py)."""
+    layer: Callable[[LayerArguments], Tensor] | None = None
+    """A whole layer without a state as one operator."""
+    step: Callable[[StepArguments], Tensor] | None = None
+    """A layer's decoding step as one operator."""
+    ring_step: Callable[[RingStepArguments], Tensor] | None = None
+    """A layer's decoding step on a state of fixed size as one operator."""
     skips: Callable[[Request], bool] = lambda request: True
     """Whether it skips keys that ``starts`` hides from a whole block of queries, if speed matters at all. For
     other backends, a sliding window is cut into chunks first."""
@@ -66,8 +78,9 @@ BACKENDS = {
         Backend(
             "native",
             register_attention("native", kept=native.kept_rows),
-            convolution.native_conv_pair,
-            step=True,
+            convolution.native_conv,
+            layer=native_layer,
+            step=native_step,
             unavailable=native.unavailable,
             unsupported=native.unsupported,
         ),
@@ -77,9 +90,10 @@ BACKENDS = {
             register_attention(
                 "triton", triton.forward, triton.backward, kept=triton.empty_sums, keeps_output=True
             ),
-            convolution.triton_conv_pair,
+            convolution.triton_conv,
             ring=ring.triton_attention,
             gating=gating.triton_gating,
+            ring_step=triton_step,
             unavailable=triton.unavailable,
             unsupported=triton.unsupported,
             automatic=lambda request: request.device_type == "cuda",
@@ -89,10 +103,10 @@ BACKENDS = {
         Backend(
             "blocked",
             register_attention("blocked", blocked.forward, blocked.backward),
-            convolution.blocked_conv_pair,
+            convolution.blocked_conv,
             skips=lambda request: request.device_type == "cpu",  # elsewhere the host does not read starts
         ),
-        Backend("reference", reference.attention, convolution.reference_conv_pair, ring=ring.attention),
+        Backend("reference", reference.attention, convolution.reference_conv, ring=ring.attention),
     )
 }
 _override = ""  # what "auto" stands for inside ``use_backend``; torch.compile guards on it
@@ -142,47 +156,41 @@ def use_backend(name: str) -> Iterator[None]:
         _override = before
 
 
-def choose_backend(name: str, request: Request) -> Backend:
+def choose_backend(name: str, request: Request, *, required: bool = True) -> Backend:
     """Return the backend to use for a request.
 
     An explicit name (or the one of ``use_backend``, or ``HYPERMLP_BACKEND``, in place of "auto") is used, or
     refused with the reason. "auto" takes the first backend that can serve the request, and warns once about
     one that should be able to but is not available on this machine.
+
+    Args:
+        required: whether a named backend that does not have the operation at all, such as "sdpa" for a
+            convolution, is refused. A layer, whose backend names that of its attention, leaves other
+            operations to "auto" then.
     """
-    if name == "auto" and _override:
-        name = _override
-    return BACKENDS[_choose(name, *request)]
+    return BACKENDS[_choose(_stands_for(name), required, *request)]
 
 
-def can_run(name: str, request: Request) -> bool:
-    """Return True if ``choose_backend`` would return a backend for the request."""
-    try:
-        choose_backend(name, request)
-    except UserError:
-        return False
-    return True
+def find_backend(name: str, request: Request) -> Backend | None:
+    """Return the backend for an operation that plain PyTorch computes otherwise; None if there is none."""
+    found = _find(_stands_for(name), *request)
+    return BACKENDS[found] if found else None
 
 
-def find_gating(name: str, like: Tensor) -> Gating | None:
-    """Return the fused gates of the backend that ``name`` stands for; None if it has none for this tensor."""
-    if name == "auto" and _override:
-        name = _override
-    found = _find(name, "gating", like.device.type, like.dtype)
-    return BACKENDS[found].gating if found else None
+def _stands_for(name: str) -> str:
+    """Return the backend that ``use_backend`` or the environment puts in the place of "auto"."""
+    return (_override or _environment()) if name == "auto" else name
 
 
-def backend_for(name: str, operation: str) -> str:
-    """Return ``name``, or "auto" if that backend does not have the operation at all, such as "sdpa" for a
-    convolution.
-    """
-    return "auto" if name in BACKENDS and BACKENDS[name].lacks(operation) else name
+def _environment() -> str:
+    return os.environ.get("HYPERMLP_BACKEND") or "auto"
 
 
 def _names(names: list[str]) -> str:
     return ", ".join(map(repr, ["auto", *names]))
 
 
-def _choose(name: str, *fields: Any) -> str:
+def _choose(name: str, required: bool, *fields: Any) -> str:
     """Return the name of the backend.
 
     torch.compile passes constants only, so the request comes as its fields.
@@ -190,8 +198,8 @@ def _choose(name: str, *fields: Any) -> str:
     request = Request(*fields)
     if not isinstance(name, str):
         raise UserError(f"backend is {name!r}; it must be a string: {_names(list(BACKENDS))}")
-    if name == "auto":
-        name = os.environ.get("HYPERMLP_BACKEND") or "auto"
+    if not required and name in BACKENDS and BACKENDS[name].lacks(request.operation):
+        name = "auto"
     if name == "auto":
         for backend in BACKENDS.values():
             if backend.automatic(request) and backend.refusal(request) is None:
@@ -210,20 +218,20 @@ def _choose(name: str, *fields: Any) -> str:
 
 
 def _find(name: str, *fields: Any) -> str:
-    """Return the name of the backend for an operation that plain PyTorch computes otherwise; "" for none."""
+    """Return the name of the backend, "" if none can serve the request."""
     request = Request(*fields)
     candidates = BACKENDS if name == "auto" else [name] if name in BACKENDS else []
     able = any(BACKENDS[candidate].refusal(request) is None for candidate in candidates)
     try:
-        return _choose(name, *fields) if able else ""
+        return _choose(name, True, *fields) if able else ""
     except UserError:
         return ""
 
 
 # torch.compile calls these while tracing and keeps the answers. Setting the attribute is all that
 # torch.compiler.assume_constant_result does, and importing that would import the whole compiler.
-_choose._dynamo_marked_constant = True  # type: ignore[attr-defined]
-_find._dynamo_marked_constant = True  # type: ignore[attr-defined]
+for _function in (_environment, _choose, _find):
+    vars(_function)["_dynamo_marked_constant"] = True
 
 
 @functools.cache

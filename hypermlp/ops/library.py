@@ -1,25 +1,25 @@
 """Registration of operators with ``torch.library``: schema, fake, autograd and autocast, the same for every
-backend.
+operator and backend.
 
-Kernels receive float tensors that are already validated. A backend in Python passes its kernels to
-``register_attention``; the kernels of ``native`` register themselves when their library is loaded. A second
-derivative is refused with a message instead of being silently wrong.
+Kernels receive tensors that are already validated. A backend in Python passes its kernels to ``register``;
+the kernels of ``native`` register themselves when their library is loaded. A second derivative is refused
+with a message instead of being silently wrong.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from hypermlp.ops.arguments import FLAT_SCHEMA, Attention
+from hypermlp.ops.arguments import Attention, schema
 
 Forward = Callable[[Attention], tuple[Tensor, Tensor]]
 """Return the output ``[B, Tq, H, Dv]`` and 1/rho ``[H * B, Tq, 1]``."""
 Backward = Callable[..., list[Tensor]]
 """Return a gradient for each present tensor, from the gradient of the output, 1/rho and the arguments. A
-backend that keeps its output gets it before 1/rho."""
+backend that keeps its output receives it before 1/rho."""
 Operator = Callable[..., Any]
 
 SECOND_DERIVATIVE = (
@@ -50,17 +50,125 @@ def define(name: str, schema: str, fake: Operator) -> Operator:
     return operator
 
 
-def differentiate(name: str, gradient: str, what: str, backward: Operator, setup_context: Operator) -> None:
-    """Register the gradients of ``hypermlp::{name}``; the operator ``hypermlp::{gradient}`` itself has none.
+def flat(values: Any) -> Iterator[Any]:
+    """Yield the values, and those of lists and tuples among them."""
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from flat(value)
+        else:
+            yield value
 
-    ``what`` names the operator in the message for second derivatives.
+
+def float_tensors(values: Any) -> list[Tensor]:
+    """Return the tensors that may have a gradient, in order."""
+    return [x for x in flat(values) if isinstance(x, Tensor) and x.is_floating_point()]
+
+
+def register(
+    name: str,
+    arguments: str,
+    returns: str,
+    fake: Operator,
+    *,
+    what: str,
+    outputs: int | None = None,
+    keeps_outputs: bool = False,
+    kernel: Operator | None = None,
+    gradient_kernel: Operator | None = None,
+) -> Operator:
+    """Define ``hypermlp::{name}`` and its gradient, and return a function that calls the operator.
+
+    The gradient ``hypermlp::{name}_gradients`` takes the gradients of the outputs and what was kept, each as
+    a list, then the arguments of the operator. It returns a gradient for each float tensor among these.
+
+    Args:
+        arguments: as in a schema, without parentheses.
+        returns: the right side of the schema.
+        fake: returns empty results.
+        what: names the operator in messages.
+        outputs: how many results are outputs; the others are kept for the gradient. None: all.
+        keeps_outputs: whether the outputs are kept too, before the others.
+        kernel: the operator in Python; it runs with autocast off. None if a library registers the kernels.
+        gradient_kernel: that of the gradient.
     """
+    operator = define(name, f"({arguments}) -> {returns}", fake)
+
+    def fake_gradients(grads: list[Tensor], kept: list[Tensor], *inputs: Any) -> list[Tensor]:
+        return [x.new_empty(x.shape) for x in float_tensors(inputs)]
+
+    schema = f"(Tensor[] grads, Tensor[] kept, {arguments}) -> Tensor[]"
+    gradients = define(f"{name}_gradients", schema, fake_gradients)
+    for suffix, run_kernel in (("", kernel), ("_gradients", gradient_kernel)):
+        if run_kernel is not None:
+            torch.library.impl(f"hypermlp::{name}{suffix}", "default", _without_autocast(run_kernel))
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        results = list(flat([output]))
+        count = len(results) if outputs is None else outputs
+        kept = results if keeps_outputs else results[count:]
+        ctx.outputs = [(x.shape, x.dtype, x.device) for x in results[:count]]
+        ctx.kept, ctx.inputs = len(kept), [_emptied(value) for value in inputs]
+        ctx.save_for_backward(*kept, *(x for x in flat(inputs) if isinstance(x, Tensor)))
+        ctx.mark_non_differentiable(*results[count:])
+        ctx.set_materialize_grads(False)
+
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        saved = ctx.saved_tensors  # read once: activation checkpointing recomputes them
+        tensors = iter(saved[ctx.kept :])
+        inputs = [_refilled(value, tensors) for value in ctx.inputs]
+        given = [
+            torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad
+            for grad, (shape, dtype, device) in zip(flat(grads), ctx.outputs, strict=False)
+        ]
+        found = iter(gradients(given, list(saved[: ctx.kept]), *inputs))
+        return tuple(_gradient_of(value, found) for value in inputs)
 
     def refuse(ctx: Any, *_grads: Any) -> None:
         raise RuntimeError(SECOND_DERIVATIVE.format(what=what))
 
-    torch.library.register_autograd(f"hypermlp::{name}", backward, setup_context=setup_context)
-    torch.library.register_autograd(f"hypermlp::{gradient}", refuse)
+    torch.library.register_autograd(f"hypermlp::{name}", backward, setup_context=save)
+    torch.library.register_autograd(f"hypermlp::{name}_gradients", refuse)
+
+    def run(*inputs: Any) -> Any:
+        refuse_transforms(what)
+        return call(operator, *inputs)
+
+    return run
+
+
+def _without_autocast(kernel: Operator) -> Operator:
+    """Kernels in Python choose their own precision."""
+
+    def run(*inputs: Any) -> Any:
+        device = next(x.device.type for x in flat(inputs) if isinstance(x, Tensor))
+        with torch.autocast(device, enabled=False):
+            return kernel(*inputs)
+
+    return run
+
+
+_TENSOR = object()  # stands for a tensor that autograd saves
+
+
+def _emptied(value: Any) -> Any:
+    """Return an argument with _TENSOR in the place of tensors."""
+    if isinstance(value, list | tuple):
+        return [_emptied(item) for item in value]
+    return _TENSOR if isinstance(value, Tensor) else value
+
+
+def _refilled(value: Any, tensors: Iterator[Tensor]) -> Any:
+    """Invert ``_emptied``."""
+    if isinstance(value, list):
+        return [_refilled(item, tensors) for item in value]
+    return next(tensors) if value is _TENSOR else value
+
+
+def _gradient_of(value: Any, found: Iterator[Tensor]) -> Any:
+    """Return the next gradients in the form of an argument; None for what has none."""
+    if isinstance(value, list) and any(isinstance(item, Tensor) for item in value):
+        return [_gradient_of(item, found) for item in value]
+    return next(found) if isinstance(value, Tensor) and value.is_floating_point() else None
 
 
 def call(operator: Operator, *arguments: Any) -> Any:
@@ -111,63 +219,33 @@ def register_attention(
     kept: Callable[[Attention], Tensor] = inverse_norms,
     keeps_output: bool = False,
 ) -> Callable[[Attention], Tensor]:
-    """Register ``hypermlp::{name}`` and ``hypermlp::{name}_grad``; return the function that a backend
-    runs.
+    """Register the operator as ``hypermlp::{name}`` and return the function that a backend runs.
 
-    Kernels in Python run with autocast off: they choose their own precision. Without ``forward`` and
-    ``backward`` the kernels are expected to register themselves. The forward returns the output and a tensor
-    like the empty one that ``kept`` returns; the backward gets this tensor, after the output if
-    ``keeps_output``.
+    Without ``forward`` and ``backward`` the kernels are expected to register themselves. The forward returns
+    the output and a tensor like the empty one that ``kept`` returns; the backward receives this tensor, after
+    the output if ``keeps_output``.
     """
-    what = f"hyper_attention in backend {name!r}"
-    given_names = ("Tensor out", "Tensor kept") if keeps_output else ("Tensor kept",)
-    count = len(given_names)
 
-    def fake(*flat: Any) -> tuple[Tensor, Tensor]:
-        arguments = Attention.unflatten(flat)
+    def fake(*inputs: Any) -> tuple[Tensor, Tensor]:
+        arguments = Attention.unflatten(inputs)
         q, v = arguments.q, arguments.v
         return q.new_empty(*q.shape[:2], *v.shape[2:]), kept(arguments)
 
-    def fake_backward(*inputs: Any) -> list[Tensor]:
-        tensors = Attention.unflatten(inputs[1 + count :]).tensors()
-        return [x.new_empty(x.shape) for x in tensors if x is not None]
-
-    forward_op = define(name, f"({FLAT_SCHEMA}) -> (Tensor, Tensor)", fake)
-    backward_schema = f"(Tensor grad_out, {', '.join(given_names)}, {FLAT_SCHEMA}) -> Tensor[]"
-    backward_op = define(f"{name}_grad", backward_schema, fake_backward)
-    if forward is not None and backward is not None:
-
-        def forward_kernel(*flat: Any) -> tuple[Tensor, Tensor]:
-            with torch.autocast(flat[0].device.type, enabled=False):
-                return forward(Attention.unflatten(flat))
-
-        def backward_kernel(*inputs: Any) -> list[Tensor]:
-            given, flat = inputs[: 1 + count], inputs[1 + count :]
-            with torch.autocast(given[0].device.type, enabled=False):
-                return backward(*given, Attention.unflatten(flat))
-
-        torch.library.impl(f"hypermlp::{name}", "default", forward_kernel)
-        torch.library.impl(f"hypermlp::{name}_grad", "default", backward_kernel)
-
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        arguments = Attention.unflatten(inputs)
-        ctx.settings = arguments.activation, arguments.layout, arguments.eps
-        ctx.save_for_backward(*output[-count:], *arguments.tensors(), arguments.starts)
-        ctx.set_materialize_grads(True)
-
-    def run_backward(ctx: Any, grad_out: Tensor, _grad_saved: Tensor) -> tuple[Tensor | None, ...]:
-        kept_tensors = ctx.saved_tensors  # read once: activation checkpointing recomputes them
-        given, tensors = kept_tensors[:count], kept_tensors[count:]
-        flat = (*tensors, *ctx.settings)
-        grads = iter(backward_op(grad_out, *given, *flat))
-        present = (None if x is None else next(grads) for x in Attention.unflatten(flat).tensors())
-        return *present, None, None, None, None  # starts, activation, layout and eps have no gradient
-
-    differentiate(name, f"{name}_grad", what, run_backward, setup_context)
+    operator = register(
+        name,
+        schema(Attention),
+        "(Tensor, Tensor)",
+        fake,
+        what=f"hyper_attention in backend {name!r}",
+        outputs=1,
+        keeps_outputs=keeps_output,
+        kernel=forward and (lambda *inputs: forward(Attention.unflatten(inputs))),
+        gradient_kernel=backward
+        and (lambda grads, kept, *inputs: backward(*grads, *kept, Attention.unflatten(inputs))),
+    )
 
     def run(arguments: Attention) -> Tensor:
-        refuse_transforms(what)
-        out: Tensor = call(forward_op, *arguments.flatten())[0]
+        out: Tensor = operator(*arguments.flatten())[0]
         return out
 
     return run

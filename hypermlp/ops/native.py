@@ -137,4 +137,6 @@ def unsupported(request: Request) -> str | None:
         return f"it runs on the CPU, not on {request.device_type}"
     if request.activation == "softmax":
         return "it has no softmax"
+    if request.operation == "layer" and request.dtype not in (torch.float32, torch.float64):
+        return f"it computes a whole layer in float32 and float64, not in {request.dtype}"
     return None

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hypermlp.ops import reference
-from hypermlp.ops.arguments import FLAT_SCHEMA, Attention, Mix
+from hypermlp.ops.arguments import Attention, Mix, schema
 from hypermlp.ops.layout import SlotMaps, checked_row_starts, raise_where
 from hypermlp.ops.library import call, define
 
@@ -91,7 +91,7 @@ def _fake_ring(*given: Any) -> Tensor:
     return q.new_empty(*q.shape[:2], *v.shape[2:])
 
 
-_triton_ring_op = define("triton_ring", f"({FLAT_SCHEMA}, Tensor positions) -> Tensor", _fake_ring)
+_triton_ring_op = define("triton_ring", f"({schema(Attention)}, Tensor positions) -> Tensor", _fake_ring)
 torch.library.impl("hypermlp::triton_ring", "default", _triton_ring)
 
 

@@ -136,7 +136,7 @@ def _results(arguments: Attention) -> tuple[list[Tensor], list[Tensor]]:
     flat = arguments.flatten()
     out, kept = torch.ops.hypermlp.native(*flat)
     grad_out = _waves(out.shape, out.dtype, 0.9)
-    grads = torch.ops.hypermlp.native_grad(grad_out, kept, *flat)
+    grads = torch.ops.hypermlp.native_gradients([grad_out], [kept], *flat)
     given = [x.requires_grad_() for x in arguments.tensors() if x is not None]
     expected = reference.attention(arguments)
     expected_grads = torch.autograd.grad(expected, given, grad_out)

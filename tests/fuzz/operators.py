@@ -30,7 +30,7 @@ PLAIN = {
 def runs(backends: tuple[str, ...], case: Case) -> list[str]:
     """Return the backends that can run a case."""
     request = Request(
-        "attention", "cpu", getattr(torch, case["dtype"]), case["activation"], bool(case["mixes"]), True
+        "attention", "cpu", getattr(torch, case["dtype"]), case["activation"], bool(case["mixes"])
     )
     return [name for name in backends if BACKENDS[name].refusal(request) is None]
 

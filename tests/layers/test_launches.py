@@ -12,12 +12,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hypermlp import Mixer
-from hypermlp.layers import static_step
-from hypermlp.ops import dispatch, layout, ring
+from hypermlp.ops import convolution, dispatch, gating, layout, ring
+from hypermlp.ops import layer as operators
 from hypermlp.ops.arguments import Attention
 
 pytest.importorskip("triton")
-from hypermlp.ops.triton import elementwise
 from hypermlp.ops.triton.backward import backward as triton_backward
 from hypermlp.ops.triton.forward import forward as triton_forward
 from hypermlp.ops.triton.launch import recording
@@ -35,18 +34,18 @@ VIEWS = (
     "sym_numel",
 )
 GEMMS = ("mm", "addmm", "bmm", "baddbmm")
-OPERATOR = ("triton", "triton_grad", "triton_ring")
+OPERATOR = ("triton", "triton_gradients", "triton_ring")
 KERNELS = {
     "triton": lambda *flat: triton_forward(Attention.unflatten(flat)),
-    "triton_grad": lambda *given: triton_backward(*given[:3], Attention.unflatten(given[3:])),
-    "triton_conv_pair": elementwise.conv_pair,
-    "triton_conv_pair_backward": elementwise.conv_pair_backward,
-    "triton_gates": elementwise.gates,
-    "triton_gates_grad": elementwise.gates_grad,
+    "triton_gradients": lambda grads, kept, *flat: triton_backward(*grads, *kept, Attention.unflatten(flat)),
+    "triton_conv": convolution._triton,
+    "triton_conv_gradients": convolution._triton_gradients,
+    "triton_gates": gating._gates,
+    "triton_gates_gradients": gating._gates_gradients,
     "triton_product": torch.mul,
-    "triton_product_grad": elementwise.product_grad,
+    "triton_product_gradients": gating._product_gradients,
     "triton_ring": ring._triton_ring,
-    "triton_step": static_step._triton_step,
+    "triton_step": operators._run_triton_step,
     "row_starts": layout.row_starts._init_fn,
     "ring_positions": ring.ring_positions._init_fn,
     "ring_starts": ring.ring_starts._init_fn,

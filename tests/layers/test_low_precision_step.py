@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from hypermlp import Mixer
-from hypermlp.layers import fused, mixer, step
+from hypermlp.layers.fast import fast_path
+from hypermlp.layers.visibility import Visibility
 from hypermlp.ops import native
 from hypermlp.testing import assert_close, assert_no_worse, randomise_
 
@@ -30,13 +31,18 @@ def data(dtype, batch=3, hidden=20):
     return torch.randn(batch, LENGTH, hidden, dtype=torch.float64, generator=generator).to(dtype)
 
 
+def is_taken(layer, x, state):
+    visibility = Visibility(None, past=0, new=x.shape[1], device=x.device)
+    return fast_path(layer, x, state, visibility) is not None
+
+
 @torch.no_grad()
 def decoded(layer, x, starts=None, chunks=(6, 1, 4, 1, 2, 1, 1, 3, 1, 1, 1, 1)):
     """The outputs chunk by chunk; all but the first take the kernel."""
     state, outs, first = layer.new_state(x.shape[0]), [], 0
     for size in chunks:
         new = x[:, first : first + size]
-        assert first == 0 or step.steps_natively(layer, new)
+        assert first == 0 or is_taken(layer, new, state)
         rows = starts if starts is None or starts.dim() == 1 else starts[:, first : first + size]
         outs.append(layer(new, state=state, starts=rows))
         first += size
@@ -107,39 +113,3 @@ def test_the_number_of_threads_changes_no_bit(label, dtype, set_threads):
     for other in results[1:]:
         for a, e in zip(other, results[0], strict=True):
             assert torch.equal(a, e)
-
-
-@pytest.mark.parametrize("name", step.PARTS)
-@pytest.mark.parametrize("whole", [False, True], ids=["module", "class"])
-def test_a_replaced_forward_is_called(name, whole, monkeypatch):
-    """Neither the step nor the operator for a whole layer may read parameters past a replaced ``forward``."""
-    layer, x = build("G-cg-q-12o", torch.float64), data(torch.float64)
-    part, before = getattr(layer, name), layer(x)
-    original = type(part).forward
-
-    def forward(self, *inputs):
-        out = original(self, *inputs)
-        return 2 * out if isinstance(out, torch.Tensor) else out._replace(**{out._fields[-1]: 2 * out[-1]})
-
-    if whole:
-        monkeypatch.setattr(type(part), "forward", forward)
-    else:
-        monkeypatch.setattr(part, "forward", forward.__get__(part))
-    state, outs = layer.new_state(3), []
-    with torch.no_grad():
-        assert not step.steps_natively(layer, x[:, :1])
-        assert not fused.fuses(layer, x)
-        full = layer(x)
-        outs = [layer(x[:, i : i + 1], state=state) for i in range(LENGTH)]
-    assert_close(torch.cat(outs, dim=1), full, tolerance=1e-10)
-    assert not torch.allclose(full, before)
-
-
-def test_replaced_parameters_take_the_general_path(monkeypatch):
-    layer, x = build("G-cg-q-12o", torch.float64), data(torch.float64)
-    torch.nn.utils.parametrize.register_parametrization(layer, "k_conv", torch.nn.Tanh(), unsafe=True)
-    monkeypatch.setattr(mixer, "fuses", lambda *_: False)
-    with torch.no_grad():
-        state = layer.new_state(3)
-        outs = [layer(x[:, i : i + 1], state=state) for i in range(LENGTH)]
-        assert_close(torch.cat(outs, dim=1), layer(x), tolerance=1e-10)

@@ -1,10 +1,14 @@
 """The layer as a module: construction, initialisation, errors, compile, autocast."""
 
+import contextlib
+import copy
+
 import pytest
 import torch
 
 from hypermlp import HyperGLU, HyperMLP, Mixer, MixerConfig
 from hypermlp.layers import build_mixer
+from hypermlp.ops.dispatch import BACKENDS, use_backend
 from hypermlp.testing import assert_close
 
 
@@ -163,3 +167,37 @@ def test_state_dict_round_trip():
 def test_any_label_can_have_other_heads_and_widths():
     layer = Mixer.from_label("S-p", hidden_size=24, max_length=8, num_heads=4, qk_width=16)
     assert layer(torch.randn(1, 8, 24)).shape == (1, 8, 24)
+
+
+@pytest.mark.parametrize("how", ["attribute", "use_backend", "environment"])
+@pytest.mark.parametrize(("name", "label"), [("native", "G-cg-q-12o"), ("sdpa", "S-pc")])
+def test_a_backend_without_some_operation_leaves_it_to_auto(name, label, how, monkeypatch):
+    """Native has no ring, sdpa has no convolution; it must not matter how the backend was chosen."""
+    if BACKENDS[name].unavailable() is not None:
+        pytest.skip(f"{name} is not available: {BACKENDS[name].unavailable()}")
+    layer = Mixer.from_label(label, hidden_size=32, max_length=16)
+    x = torch.randn(2, 9, 32)
+    expected = layer(x)
+    with contextlib.ExitStack() as stack:
+        if how == "attribute":
+            layer.backend = name
+        elif how == "environment":
+            monkeypatch.setenv("HYPERMLP_BACKEND", name)
+        else:
+            stack.enter_context(use_backend(name))
+        with torch.no_grad():
+            state = layer.new_state(2, capacity=16)
+            outs = [layer(chunk, state=state) for chunk in x.split([5, 1, 1, 2], dim=1)]
+        assert_close(torch.cat(outs, dim=1), expected, tolerance=1e-5)
+        assert_close(layer(x), expected, tolerance=1e-5)
+
+
+@pytest.mark.thorough
+def test_a_compiled_layer_with_any_shapes_takes_a_growing_state(compiler):
+    layer = Mixer.from_label("G-cg-q-12o", hidden_size=32, max_length=16)
+    compiled, x = compiler(layer, dynamic=True), torch.randn(2, 9, 32)
+    with torch.no_grad():
+        state = layer.new_state(2)
+        first = compiled(x[:, :4], state=state)
+        outs = [first, compiled(x[:, 4:], state=copy.deepcopy(state))]
+        assert_close(torch.cat(outs, dim=1), layer(x), tolerance=1e-5)

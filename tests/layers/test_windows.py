@@ -183,3 +183,12 @@ def test_layers_with_the_same_window_share_its_numbers():
     visibility = Visibility(None, past=0, new=T, device=torch.device("cpu"))
     assert visibility.windowed(W, batch=2) is visibility.windowed(W, batch=2)
     assert visibility.windowed(T, batch=2) is visibility
+
+
+def test_a_window_seen_through_a_window_is_the_narrower_one():
+    visibility = Visibility(torch.tensor([0, 3]), past=0, new=T, device=torch.device("cpu"))
+    wide = visibility.windowed(W + 2, batch=2)
+    for once, twice in ((visibility.windowed(W, batch=2), wide.windowed(W, batch=2)),):
+        assert torch.equal(twice.rows, once.rows)
+        assert torch.equal(twice.reach, once.reach)
+        assert torch.equal(twice.positions(), once.positions())

@@ -1,5 +1,6 @@
 """Canon layers: convolutions in a block that decode, pad and pack like everything else."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -15,6 +16,8 @@ from hypermlp.costs.model import (
 from hypermlp.layers.canon import PLACES, TAPS, Canon
 from hypermlp.layers.visibility import Visibility
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
+from hypermlp.ops.convolution import reference_conv
+from hypermlp.ops.dispatch import BACKENDS
 from hypermlp.testing import assert_close, randomise_
 from hypermlp.train.recipe import load_recipe
 
@@ -45,6 +48,23 @@ def in_chunks(model, ids, sizes, **settings):
     for chunk in ids.split(list(sizes), dim=1):
         outs.append(model(chunk, past_key_values=cache, use_cache=True, **settings).logits)
     return torch.cat(outs, dim=1)
+
+
+@pytest.mark.parametrize("canon", ["B", "C"])
+def test_they_run_on_the_backend_of_the_layer(canon, monkeypatch):
+    """One convolution each, on that backend."""
+    model, ran = make(canon, "G-g-q-12o"), []
+    for name in ("native", "blocked", "reference"):
+
+        def convolution(x, weights, *rest, name=name):
+            ran.append((name, len(weights)))
+            return reference_conv(x, weights, *rest)
+
+        monkeypatch.setitem(BACKENDS, name, dataclasses.replace(BACKENDS[name], convolution=convolution))
+    for block in model.model.layers:
+        block.mixer.backend = "blocked"
+    model(tokens())
+    assert ran == [("blocked", 1)] * 2
 
 
 def test_the_formula():

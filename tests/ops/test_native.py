@@ -5,8 +5,6 @@ from functools import partial
 import pytest
 import torch
 
-import hypermlp.layers.fused
-import hypermlp.layers.step  # noqa: F401  (they define operators)
 from hypermlp.bench.measure import peak_bytes
 from hypermlp.ops import hyper_attention, native
 from hypermlp.testing import assert_close, op_inputs
@@ -31,105 +29,86 @@ def attention():
     return dict(zip(names, inputs.tensors(), strict=True)) | {"starts": starts} | OPTIONS
 
 
-def attention_backward():
+def attention_gradients():
     arguments = attention()
     out, kept = torch.ops.hypermlp.native(*arguments.values())
-    return {"grad_out": normal(*out.shape), "kept": kept} | arguments
+    return {"grads": [normal(*out.shape)], "kept": [kept]} | arguments
 
 
 def conv():
     reach = torch.tensor([[1, 2, 3, 4, 5], [5, 5, 5, 5, 5]])
+    return {"x": normal(2, 7, 6), "weights": [normal(6, 4), normal(6, 4)], "length": 5, "reach": reach}
+
+
+def conv_gradients():
+    return {"grads": [normal(2, 5, 6), normal(2, 5, 6)], "kept": []} | conv()
+
+
+def weights(hidden, qk, vo, *, taps=4, rank=2, slots=10):
+    """Parameters with 4 branches and 2 heads, all gates in their usual order."""
+    gates = {"q_gate": qk, "output_gate": vo, "mix1_gate": 4 * rank, "mix2_gate": 2 * rank}
+    firsts = [0, *torch.tensor(list(gates.values())).cumsum(0).tolist()]
+    mixes = {
+        f"{name}{i}": normal(heads, slots, *([] if name == "diag" else [rank]))
+        for i, heads in ((1, 4), (2, 2))
+        for name in ("diag", "left", "right")
+    }
     return {
-        "x": normal(2, 7, 6),
-        "weight1": normal(6, 4),
-        "weight2": normal(6, 4),
-        "length": 5,
-        "reach": reach,
+        "k_conv": normal(hidden, taps),
+        "v_conv": normal(hidden, taps),
+        "q_weight": normal(qk, hidden),
+        "k_weight": normal(qk, hidden),
+        "v_weight": normal(vo, hidden),
+        "o_weight": normal(hidden, vo),
+        "gate_weight": normal(firsts[-1], hidden),
+        "gate_bias": normal(firsts[-1]),
+        **mixes,
+        **dict(zip(gates, firsts, strict=False)),
+        **OPTIONS,
     }
 
 
-def conv_backward():
-    return {"grad1": normal(2, 5, 6), "grad2": normal(2, 5, 6)} | conv()
+def layer():
+    """Two sequences of 5 positions, hidden size 6, 4 branches of width 1, 2 heads of width 3."""
+    starts = torch.tensor([[0, 0, 0, 0, 0], [0, 0, 2, 2, 2]])
+    reach = torch.arange(1, 6) - starts
+    tail = {"starts": starts, "reach": reach, "heads": 2, "keep": True}
+    return {"x": normal(2, 5, 6)} | weights(6, 4, 6) | tail
+
+
+def layer_gradients():
+    arguments = layer()
+    out, *kept = torch.ops.hypermlp.native_layer(*arguments.values())
+    return {"grads": [normal(*out.shape)], "kept": kept} | arguments
 
 
 def step():
-    """Hidden size 12, 4 branches of width 4, 2 heads of width 5, rank 2; 2 positions after 5, 3 registers."""
-    mixes = {
-        f"{name}{i}": normal(heads, 10, 2) for i, heads in ((1, 4), (2, 2)) for name in ("left", "right")
-    }
+    """Hidden size 12, 4 branches of width 4, 2 heads of width 5; 2 positions after 5, 3 registers."""
     return {
         "x": normal(2, 2, 12),
-        "history": normal(2, 9, 12),
-        "past_inputs": 5,
-        "k_conv": normal(12, 4),
-        "v_conv": normal(12, 4),
+        **weights(12, 16, 10),
         "registers": normal(3, 12),
         "cos": normal(2, 2, 4, 2),
         "sin": normal(1, 2, 4, 2),
-        "q_weight": normal(16, 12),
-        "k_weight": normal(16, 12),
-        "v_weight": normal(10, 12),
-        "o_weight": normal(12, 10),
-        "gate_weight": normal(38, 12),
-        "gate_bias": normal(38),
-        "q_gate": 0,
-        "output_gate": 16,
-        "mix1_gate": 26,
-        "mix2_gate": 34,
+        "history": normal(2, 9, 12),
+        "past_inputs": 5,
         "keys": normal(2, 9, 4, 4),
         "values": normal(2, 9, 2, 5),
         "past": 5,
-        "diag1": normal(4, 10),
-        "left1": mixes["left1"],
-        "right1": mixes["right1"],
-        "diag2": normal(2, 10),
-        "left2": mixes["left2"],
-        "right2": mixes["right2"],
         "starts": torch.tensor([[0, 0], [3, 3]]),
         "reach": torch.tensor([[6, 7], [3, 4]]),
-    } | OPTIONS
-
-
-def project():
-    """Two sequences of 5 positions, hidden size 6, q and k of width 4, v of width 3, 12 gates."""
-    weights = {name: normal(width, 6) for name, width in (("q", 4), ("k", 4), ("v", 3), ("gate", 12))}
-    return {
-        "x": normal(2, 5, 6),
-        "k_conv": normal(6, 4),
-        "v_conv": normal(6, 4),
-        **{f"{name}_weight": weight for name, weight in weights.items()},
-        "gate_bias": normal(12),
-        "reach": torch.tensor([[1, 2, 3, 4, 5], [1, 2, 1, 2, 3]]),
-        "q_gate": 0,
     }
-
-
-def project_backward():
-    widths = {"grad_q": 4, "grad_k": 4, "grad_v": 3, "grad_o": 3, "grad_gate1": 3, "grad_gate2": 2}
-    given = {name: normal(10, width) for name, width in (widths | {"q": 4, "o": 3, "gates": 12}).items()}
-    return given | project() | {"output_gate": 4, "mix1_gate": 7, "mix2_gate": 10}
-
-
-def read_out():
-    return {"o": normal(10, 3), "gates": normal(10, 12), "weight": normal(6, 3), "output_gate": 4}
-
-
-def read_out_backward():
-    return {"grad": normal(10, 6)} | read_out()
 
 
 ARGUMENTS = {
     "native": attention,
-    "native_grad": attention_backward,
-    "native_conv_pair": conv,
-    "native_conv_pair_backward": conv_backward,
-    "native_decoding_step": step,
-    "native_project": project,
-    "native_project_grad": project_backward,
-    "native_read_out": read_out,
-    "native_read_out_grad": read_out_backward,
+    "native_gradients": attention_gradients,
+    "native_conv": conv,
+    "native_conv_gradients": conv_gradients,
+    "native_layer": layer,
+    "native_layer_gradients": layer_gradients,
+    "native_step": step,
 }
-IN_PLACE = ("grad_q", "grad_o", "grad_gate1", "grad_gate2")
 CACHES = ("history", "keys", "values")
 
 
@@ -139,8 +118,26 @@ def call(operator, arguments):
     return [out] if isinstance(out, torch.Tensor) else out
 
 
-def tensors(operator):
-    return [name for name, value in ARGUMENTS[operator]().items() if isinstance(value, torch.Tensor)]
+def places(operator):
+    """Return where tensors are among the arguments: a name, and an index where it names a list."""
+    values = ARGUMENTS[operator]()
+    alone = [(name, None) for name, value in values.items() if isinstance(value, torch.Tensor)]
+    return alone + [(name, i) for name, x in values.items() if isinstance(x, list) for i in range(len(x))]
+
+
+def changed(operator, place, change):
+    """Return the arguments with one tensor changed."""
+    name, index = place
+    arguments = ARGUMENTS[operator]()
+    if index is None:
+        return arguments | {name: change(arguments[name])}
+    items = arguments[name]
+    return arguments | {name: [*items[:index], change(items[index]), *items[index + 1 :]]}
+
+
+def get(operator, place):
+    value = ARGUMENTS[operator]()[place[0]]
+    return value if place[1] is None else value[place[1]]
 
 
 @pytest.fixture(params=ARGUMENTS)
@@ -153,52 +150,43 @@ def test_good_arguments_pass(operator):
 
 
 def test_wrong_dtypes_are_refused(operator):
-    for name in tensors(operator):
-        arguments = ARGUMENTS[operator]()
-        with pytest.raises(RuntimeError, match=rf"hypermlp: {name} is int32; it must be (int|float)"):
-            call(operator, arguments | {name: arguments[name].int()})
+    for place in places(operator):
+        with pytest.raises(RuntimeError, match=r"hypermlp: \w+ is int32; it must be (int|float)"):
+            call(operator, changed(operator, place, lambda x: x.int()))
 
 
 def test_wrong_devices_are_refused(operator):
-    for name in tensors(operator):
-        arguments = ARGUMENTS[operator]()
-        with pytest.raises(RuntimeError, match=rf"hypermlp: {name} is not on the CPU"):
-            call(operator, arguments | {name: arguments[name].to("meta")})
+    for place in places(operator):
+        with pytest.raises(RuntimeError, match=r"hypermlp: \w+ is not on the CPU"):
+            call(operator, changed(operator, place, lambda x: x.to("meta")))
 
 
 @pytest.mark.parametrize("change", [lambda x: x[None], lambda x: x[:0]], ids=["rank", "empty"])
 def test_wrong_ranks_and_empty_tensors_are_refused(operator, change):
-    for name in tensors(operator):
-        arguments = ARGUMENTS[operator]()
-        with pytest.raises(RuntimeError, match=rf"hypermlp: {name} has shape \[.*; it must be \["):
-            call(operator, arguments | {name: change(arguments[name])})
+    for place in places(operator):
+        with pytest.raises(RuntimeError, match=r"hypermlp: \w+ has shape \[.*; it must be \["):
+            call(operator, changed(operator, place, change))
 
 
 def test_wrong_sizes_are_refused(operator):
     """Dimensions that no other tensor shares are free; the message may name another tensor of the pair."""
-    free = {(cache, 1) for cache in CACHES}  # room
-    if operator == "native_decoding_step":
-        free.add(("sin", 0))  # one row of angles, or one for each sequence
-    if operator.startswith("native_conv"):
-        free.add(("x", 1))  # earlier positions
-    free |= {
+    free = {
         "native": {("v", 3)},
-        "native_project": {("v_weight", 0)},
-        "native_read_out": {("gates", 1), ("weight", 0)},
-        "native_read_out_grad": {("gates", 1)},
+        "native_conv": {("x", 1)},  # earlier positions
+        "native_conv_gradients": {("x", 1)},
+        # Room in the caches; one row of angles, or one for each sequence.
+        "native_step": {("history", 1), ("keys", 1), ("values", 1), ("sin", 0)},
     }.get(operator, set())
-    for name in tensors(operator):
-        for dim in range(ARGUMENTS[operator]()[name].dim()):
-            arguments = ARGUMENTS[operator]()
-            x = arguments[name]
-            arguments[name] = torch.cat([x, x.narrow(dim, 0, 1)], dim)
-            if (name, dim) in free:
+    for place in places(operator):
+        for dim in range(get(operator, place).dim()):
+            arguments = changed(operator, place, lambda x, dim=dim: torch.cat([x, x.narrow(dim, 0, 1)], dim))
+            if (place[0], dim) in free:
                 call(operator, arguments)
                 continue
             with pytest.raises(
                 RuntimeError,
                 match=r"hypermlp: (\w+ has shape .* must be|there are more queries|a rotation needs|"
-                r"\w+ is .* first of|gate_weight has rows)",
+                r"\w+ is .* first of|gate_weight has rows|heads must divide)",
             ):
                 call(operator, arguments)
 
@@ -216,17 +204,12 @@ def test_tensors_that_are_not_contiguous_are_copied(operator):
         return wide[..., 0]
 
     expected = call(operator, ARGUMENTS[operator]())
-    for name in tensors(operator):
-        arguments = ARGUMENTS[operator]()
-        arguments[name] = strided(arguments[name])
-        if name in CACHES:
+    for place in places(operator):
+        arguments = changed(operator, place, strided)
+        if place[0] in CACHES:
             with pytest.raises(
-                RuntimeError, match=f"{name} is a cache; its last dimension must have stride 1"
+                RuntimeError, match=f"{place[0]} is a cache; its last dimension must have stride 1"
             ):
-                call(operator, arguments)
-            continue
-        if name in IN_PLACE and operator == "native_project_grad":
-            with pytest.raises(RuntimeError, match=f"{name} is written in place; it must be contiguous"):
                 call(operator, arguments)
             continue
         for a, e in zip(call(operator, arguments), expected, strict=True):
@@ -250,35 +233,39 @@ def test_tensors_that_are_not_contiguous_are_copied(operator):
             {"diag2": None, "left2": None, "right2": None},
             "a mix and its gate must be given together",
         ),
-        ("native_grad", {"diag1": None}, "diag, left and right of a mix must be given together"),
-        ("native_conv_pair", {"length": 0}, "length must be between 1 and the number of positions of x"),
-        ("native_conv_pair", {"length": 8}, "length must be between 1 and the number of positions of x"),
-        ("native_decoding_step", {"past": 8}, "no room for the new positions after `past`"),
-        ("native_decoding_step", {"past": -1}, "no room for the new positions after `past`"),
-        ("native_decoding_step", {"past_inputs": 8}, "no room for the new positions after `past_inputs`"),
-        ("native_decoding_step", {"k_conv": None}, "history, k_conv and v_conv must be given together"),
-        ("native_decoding_step", {"mix2_gate": -1}, "a mix and its gate must be given together"),
+        ("native_gradients", {"diag1": None}, "diag, left and right of a mix must be given together"),
+        ("native_conv", {"length": 0}, "length must be between 1 and the number of positions of x"),
+        ("native_conv", {"length": 8}, "length must be between 1 and the number of positions of x"),
+        ("native_step", {"past": 8}, "no room for the new positions after `past`"),
+        ("native_step", {"past": -1}, "no room for the new positions after `past`"),
+        ("native_step", {"past_inputs": 8}, "no room for the new positions after `past_inputs`"),
+        ("native_step", {"k_conv": None}, "history, k_conv and v_conv must be given together"),
+        ("native_step", {"mix2_gate": -1}, "a mix and its gate must be given together"),
         (
-            "native_decoding_step",
+            "native_step",
             {"mix2_gate": 35},
             "mix2_gate is 35; it must be -1, or the first of 4 of the 38 rows",
         ),
-        ("native_decoding_step", {"q_gate": -2}, "q_gate is -2; it must be -1"),
+        ("native_step", {"q_gate": -2}, "q_gate is -2; it must be -1"),
         (
-            "native_decoding_step",
+            "native_step",
             {"gate_weight": None},
             "q_gate is 0; it must be -1, or the first of 16 of the 0 rows",
         ),
-        ("native_decoding_step", {"cos": None}, "cos and sin must be given together"),
-        ("native_decoding_step", {"reach": None}, "starts and reach must be given together"),
-        ("native_decoding_step", {"activation": "softmax"}, "activation must be 'relu' or 'glu'"),
-        ("native_project", {"k_conv": None}, "k_conv and v_conv must be given together"),
-        ("native_project", {"q_gate": 9}, "q_gate is 9; it must be -1, or the first of 4 of the 12 gates"),
-        ("native_project_grad", {"output_gate": 10}, "output_gate is 10; it must be -1, or the first of 3"),
-        ("native_project_grad", {"output_gate": -1}, "gate_weight has rows that belong to no gate"),
-        ("native_project_grad", {"mix1_gate": -1}, "a gate of a mix and its gradient must be given together"),
-        ("native_project_grad", {"mix2_gate": 11}, "grad_gate2 is 11; it must be -1, or the first of 2"),
-        ("native_read_out", {"output_gate": -2}, "output_gate is -2; it must be -1"),
+        ("native_step", {"cos": None}, "cos and sin must be given together"),
+        ("native_step", {"reach": None}, "starts and reach must be given together"),
+        ("native_step", {"activation": "softmax"}, "activation must be 'relu' or 'glu'"),
+        ("native_conv", {"weights": []}, "weights must not be empty"),
+        ("native_conv_gradients", {"grads": []}, "one gradient for each weight"),
+        ("native_gradients", {"kept": []}, "has one output and keeps one"),
+        ("native_layer", {"k_conv": None}, "k_conv and v_conv must be given together"),
+        ("native_layer", {"gate_bias": None}, "gate_weight and gate_bias must be given together"),
+        ("native_layer", {"q_gate": 19}, "q_gate is 19; it must be -1, or the first of 4 of the 22 rows"),
+        ("native_layer", {"output_gate": -2}, "output_gate is -2; it must be -1"),
+        ("native_layer", {"output_gate": -1}, "gate_weight has rows that belong to no gate"),
+        ("native_layer", {"mix1_gate": -1}, "a mix and its gate must be given together"),
+        ("native_layer", {"heads": 4}, r"diag1 has shape|left1 has shape"),
+        ("native_layer_gradients", {"kept": []}, "has one output and keeps six tensors"),
     ],
 )
 def test_wrong_options_are_refused(operator, changes, message):
@@ -297,7 +284,7 @@ def test_positions_must_fit():
 
 
 def test_a_step_does_not_depend_on_the_order_of_the_gates():
-    expected = call("native_decoding_step", step())[0]
+    expected = call("native_step", step())[0]
     arguments = step()
     ranges = {"q_gate": (0, 16), "output_gate": (16, 26), "mix1_gate": (26, 34), "mix2_gate": (34, 38)}
     order = ("mix2_gate", "output_gate", "q_gate", "mix1_gate")
@@ -305,15 +292,15 @@ def test_a_step_does_not_depend_on_the_order_of_the_gates():
     offsets = {name: int((rows == ranges[name][0]).nonzero()) for name in order}
     moved = {name: arguments[name][rows] for name in ("gate_weight", "gate_bias")}
     assert offsets["mix2_gate"] == 0
-    assert torch.equal(call("native_decoding_step", arguments | offsets | moved)[0], expected)
-    without = call("native_decoding_step", step() | {"q_gate": -1, "output_gate": -1})[0]
+    assert torch.equal(call("native_step", arguments | offsets | moved)[0], expected)
+    without = call("native_step", step() | {"q_gate": -1, "output_gate": -1})[0]
     assert not torch.allclose(without, expected)
 
 
 def test_tensors_on_several_devices_are_refused(operator):
     """PyTorch runs the fake kernel as soon as one tensor is on the meta device."""
     arguments = ARGUMENTS[operator]()
-    last = tensors(operator)[-1]
+    last = next(name for name, value in reversed(arguments.items()) if isinstance(value, torch.Tensor))
     with pytest.raises(RuntimeError, match="has tensors on cpu, meta; move them to one device"):
         getattr(torch.ops.hypermlp, operator)(*(arguments | {last: arguments[last].to("meta")}).values())
 
@@ -341,7 +328,7 @@ def test_numbers_of_16_bits_are_read_and_rounded_as_in_pytorch(dtype, width):
     weights = {"q_weight": zeros(2, width), "k_weight": zeros(2, width), "v_weight": weight}
     weights["o_weight"] = zeros(width, numbers.numel())
     absent = dict.fromkeys(step()) | {"past_inputs": 0} | {f"{name}_gate": -1 for name in GATES}
-    call("native_decoding_step", absent | {"x": x} | weights | caches | OPTIONS | {"activation": "relu"})
+    call("native_step", absent | {"x": x} | weights | caches | OPTIONS | {"activation": "relu"})
     expected = weight[:, 1].float() + weight[:, -1].float()
     assert torch.equal(values[0, 0, 0], numbers)
     assert torch.equal(values[1, 0, 0], expected.to(dtype))

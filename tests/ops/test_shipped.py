@@ -134,7 +134,7 @@ def test_the_self_test_passes_inside_any_mode_and_draws_no_random_numbers():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("operator", ["native", "native_grad"])
+@pytest.mark.parametrize("operator", ["native", "native_gradients"])
 @pytest.mark.parametrize("mistake", [lambda x: x * 1.01, lambda x: x * float("nan")])
 def test_the_self_test_finds_wrong_results(monkeypatch, operator, mistake):
     if native.unavailable() is not None:

@@ -20,7 +20,7 @@ from hypermlp.ops.triton import plan, selfcheck, unavailable
 from hypermlp.testing import op_inputs
 
 HERE = Path(__file__).parent
-ON_GPU = Request("attention", "cuda", torch.bfloat16, "glu", mixed=True, needs_grad=True)
+ON_GPU = Request("attention", "cuda", torch.bfloat16, "glu", mixed=True)
 NAMED_GPUS = {"A100": 40 << 20, "H100": 50 << 20, "B200": 126 << 20}  # bytes of their level-2 caches
 PAPER = {"heads": 2, "qk_dim": 192, "vo_dim": 384}  # D = 768, two heads
 

@@ -18,7 +18,7 @@ from hypermlp.ops.triton import selfcheck
 from hypermlp.ops.triton.selfcheck import Verdict
 
 pytest.importorskip("triton")
-ON_GPU = Request("attention", "cuda", torch.bfloat16, "glu", mixed=True, needs_grad=True)
+ON_GPU = Request("attention", "cuda", torch.bfloat16, "glu", mixed=True)
 PASSED, FAILED = Verdict(True, "8 of 8 cases", 9.0), Verdict(False, "gates, float32, q: error 1", 2.0)
 
 
@@ -167,12 +167,12 @@ def test_the_first_lines_of_a_gpu_user(gpu, monkeypatch):
     (block,) = (b for b in re.findall(r"```python\n(.*?)```", document, re.S) if '"cuda" if' in b)
     seen = set()
 
-    def choose(name, request):
+    def choose(name, request, required=True):
         seen.add(choose_backend("auto", request._replace(device_type="cuda")).name)
         return choose_backend("reference", request)
 
     monkeypatch.setattr(api, "choose_backend", choose)
-    monkeypatch.setattr(mixer, "fuses", lambda layer, x: False)
+    monkeypatch.setattr(mixer, "fast_path", lambda *_: None)
     exec(block.replace('"cuda" if', '"cpu" if'), {})
     assert seen == {"triton"}
     assert gpu.runs == len(selfcheck.cases())

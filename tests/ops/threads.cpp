@@ -124,22 +124,21 @@ Numbers convolutions(int64_t batch, int64_t length, int64_t width, int64_t threa
     constexpr int64_t kKernel = 4;
     Tensor x(batch, length, 1, width), out0 = x, out1 = x, grad = x;
     Numbers weights[2] = {random_numbers(width * kKernel), random_numbers(width * kKernel)}, all;
-    hypermlp::ConvPair<float> c;
+    hypermlp::Convolutions<float> c;
     c.batch = batch;
     c.length = length;
     c.width = width;
     c.kernel = kKernel;
     c.threads = threads;
     c.x = x.read_only();
-    for (int i = 0; i < 2; ++i) c.weight[i] = Strided<const float>{weights[i].data(), kKernel, 1};
-    hypermlp::conv_forward(c, out0.numbers.data(), out1.numbers.data());
+    for (const Numbers& weight : weights)
+        c.weights.push_back(Strided<const float>{weight.data(), kKernel, 1});
+    hypermlp::conv_forward(c, {out0.numbers.data(), out1.numbers.data()});
     Numbers grad_weights[2] = {weights[0], weights[1]};
     hypermlp::ConvGradients<float> grads;
-    grads.out[0] = out0.read_only();
-    grads.out[1] = out1.read_only();
+    grads.outs = {out0.read_only(), out1.read_only()};
     grads.x = grad.numbers.data();
-    grads.weight[0] = grad_weights[0].data();
-    grads.weight[1] = grad_weights[1].data();
+    grads.weights = {grad_weights[0].data(), grad_weights[1].data()};
     hypermlp::conv_backward(c, grads);
     for (const Numbers* numbers :
          {&out0.numbers, &out1.numbers, &grad.numbers, &grad_weights[0], &grad_weights[1]})
@@ -253,7 +252,7 @@ Numbers layer(int64_t batch, int64_t length, int64_t hidden, int64_t threads) {
     p.conv.kernel = kKernel;
     p.conv.threads = threads;
     p.conv.x = Strided<const float>{x.data(), length * hidden, hidden, 0};
-    for (int i = 0; i < 2; ++i) p.conv.weight[i] = Strided<const float>{convs[i].data(), kKernel, 1};
+    for (const Numbers& conv : convs) p.conv.weights.push_back(Strided<const float>{conv.data(), kKernel, 1});
     p.q_width = kQueries;
     p.v_width = kValues;
     p.gate_width = kGates;

@@ -1,9 +1,10 @@
 // The interface of the kernels, for T = float and double; storage.h has the types that tensors may be stored
-// in. Nothing here depends on PyTorch: ops.cpp translates
-// tensors into these structs, and any C++ program can do the same (tests/ops/driver.cpp does).
+// in. Nothing here depends on PyTorch: ops.cpp translates tensors into these structs, and any C++ program can
+// do the same (tests/ops/driver.cpp does).
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "storage.h"
 
@@ -133,27 +134,27 @@ struct Step {
 template <typename T, typename S>
 void step(const Step<T, S>&);
 
-// Two depthwise causal convolutions of one input (the function causal_conv_pair has the definition).
+// Depthwise causal convolutions of one input (the function causal_conv has the definition).
 template <typename T>
-struct ConvPair {
+struct Convolutions {
     int64_t batch = 0, length = 0, width = 0, kernel = 0, threads = 1;
     int64_t past = 0;                // rows of x before the first output
     const int64_t* reach = nullptr;  // [batch, length] or null: how many positions each output sees
     Source<T> x;                     // [batch, past + length, width]
-    Source<T> weight[2];             // [width, kernel]; at(channel, lag)
+    std::vector<Source<T>> weights;  // [width, kernel] each; at(channel, lag)
 };
 
 template <typename T>
 struct ConvGradients {
-    Strided<const T> out[2];            // given: gradients of the two outputs
-    T* x = nullptr;                     // [batch, past + length, width], contiguous
-    T* weight[2] = {nullptr, nullptr};  // [width, kernel]
+    std::vector<Strided<const T>> outs;  // given: the gradient of each output
+    T* x = nullptr;                      // [batch, past + length, width], contiguous
+    std::vector<T*> weights;             // [width, kernel] each
 };
 
-// Write the two outputs, [batch, length, width], contiguous.
+// Write the output of each convolution, [batch, length, width], contiguous.
 template <typename T>
-void conv_forward(const ConvPair<T>&, T* out0, T* out1);
+void conv_forward(const Convolutions<T>&, const std::vector<T*>& outs);
 template <typename T>
-void conv_backward(const ConvPair<T>&, const ConvGradients<T>&);
+void conv_backward(const Convolutions<T>&, const ConvGradients<T>&);
 
 }  // namespace hypermlp

@@ -16,7 +16,7 @@ struct GateRange {
 // gate_weight^T + gate_bias).
 template <typename T>
 struct Projections {
-    ConvPair<T> conv;  // x, the sizes and the threads; kernel is 0 if k and v are projections of x itself
+    Convolutions<T> conv;  // x, the sizes and the threads; kernel is 0 if k and v are projections of x itself
     int64_t q_width = 0, v_width = 0, gate_width = 0;  // k is as wide as q
     GateRange q_gate, output_gate, mix1_gate, mix2_gate;
     const T *q_weight = nullptr, *k_weight = nullptr, *v_weight = nullptr, *gate_weight = nullptr,

@@ -175,17 +175,18 @@ struct ProjectionBackward {
 
     // Go back through the convolutions. Row 0 of convolved is row `base`.
     void convolution_gradients(int64_t block, T* const convolved[2], int64_t base) const {
-        if (p.conv.kernel == 0) return;
         const int64_t hidden = p.hidden(), length = p.conv.length, taps_width = p.conv.kernel * hidden;
-        T* const sums[2] = {conv_sums[0] + block * taps_width, conv_sums[1] + block * taps_width};
-        for (T* sum : sums) std::fill_n(sum, taps_width, T(0));
-        for (int64_t row = blocks.begin(block); row < blocks.begin(block + 1); ++row) {
-            const int64_t b = row / length, t = row % length, offset = (row - base) * hidden;
-            const auto grad_row = [&](int i, int64_t at) {
-                return convolved[i] + (b * length + at - base) * hidden;
-            };
-            taps.add_input_gradient(b, t, grad_row, grads.x + row * hidden);
-            taps.add_weight_gradients(b, t, convolved[0] + offset, convolved[1] + offset, sums[0], sums[1]);
+        for (size_t which = 0; which < p.conv.weights.size(); ++which) {
+            T* const sums = conv_sums[which] + block * taps_width;
+            std::fill_n(sums, taps_width, T(0));
+            for (int64_t row = blocks.begin(block); row < blocks.begin(block + 1); ++row) {
+                const int64_t b = row / length, t = row % length;
+                const auto grad_row = [&](int64_t at) {
+                    return convolved[which] + (b * length + at - base) * hidden;
+                };
+                taps.add_input_gradient(which, b, t, grad_row, grads.x + row * hidden);
+                taps.add_weight_gradient(b, t, grad_row(t), sums);
+            }
         }
     }
 
@@ -220,7 +221,8 @@ struct ProjectionBackward {
             for (int64_t block = 0; block < blocks.count; ++block) sum += bias[block * p.gate_width + i];
             grads.gate_bias[i] = sum;
         }
-        if (p.conv.kernel != 0) taps.store_weight_gradients(blocks.count, conv_sums, grads.conv);
+        for (size_t which = 0; which < p.conv.weights.size(); ++which)
+            taps.store_weight_gradient(blocks.count, conv_sums[which], grads.conv[which]);
     }
 
   private:

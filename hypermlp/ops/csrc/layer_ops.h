@@ -1,14 +1,36 @@
-// The kernels around the operator (layer.h) as PyTorch operators; a part of ops.cpp.
+// A whole layer, and its decoding step, as PyTorch operators; a part of ops.cpp.
 #pragma once
 
-#include <tuple>
-
+#include "attention_ops.h"
 #include "layer.h"
 #include "tensors.h"
 
 #pragma GCC visibility push(hidden)
 
 namespace hypermlp {
+
+// The parameters of a layer, as LayerWeights of ops/layer.py lists them. q_gate ... mix2_gate: the first row
+// of each gate in gate_weight, or -1 if it is absent.
+struct LayerTensors {
+    const Optional &k_conv, &v_conv;
+    const Tensor &q_weight, &k_weight, &v_weight, &o_weight;
+    const Optional &gate_weight, &gate_bias, &diag1, &left1, &right1, &diag2, &left2, &right2;
+    int64_t q_gate, output_gate, mix1_gate, mix2_gate;
+    const std::string &activation, &layout;
+    double eps;
+};
+#define LAYER_PARAMETERS                                                                                 \
+    const Optional &k_conv, const Optional &v_conv, const Tensor &q_weight, const Tensor &k_weight,      \
+        const Tensor &v_weight, const Tensor &o_weight, const Optional &gate_weight,                     \
+        const Optional &gate_bias, const Optional &diag1, const Optional &left1, const Optional &right1, \
+        const Optional &diag2, const Optional &left2, const Optional &right2, int64_t q_gate,            \
+        int64_t output_gate, int64_t mix1_gate, int64_t mix2_gate, const std::string &activation,        \
+        const std::string &layout, double eps
+#define LAYER_TENSORS                                                                                        \
+    LayerTensors {                                                                                           \
+        k_conv, v_conv, q_weight, k_weight, v_weight, o_weight, gate_weight, gate_bias, diag1, left1,        \
+            right1, diag2, left2, right2, q_gate, output_gate, mix1_gate, mix2_gate, activation, layout, eps \
+    }
 
 // Check a tensor whose dtype and shape must be exact, and return its contiguous memory.
 template <typename T>
@@ -17,172 +39,339 @@ const T* exact(Inputs<T>& inputs, const Name& name, const Tensor& x, Sizes shape
     return inputs.contiguous(x);
 }
 
-// The same for a tensor that is written in place.
-template <typename T>
-T* in_place(const Name& name, const Tensor& x, Sizes shape) {
-    check_exact(name, x, kDtype<T>, shape);
-    if (!x.is_contiguous()) fail(name.text() + " is written in place; it must be contiguous");
-    return data<T>(x);
-}
-
-// Return the columns of a gate that begins at `first`, which is -1 if the gate is absent.
+// Return the rows of gate_weight of a gate that begins at `first`, which is -1 if the gate is absent.
 inline GateRange gate_range(const Name& name, int64_t first, int64_t width, int64_t gate_width) {
     if (first < -1 || (first >= 0 && first + width > gate_width))
         fail(name.text() + " is " + std::to_string(first) + "; it must be -1, or the first of " +
-             std::to_string(width) + " of the " + std::to_string(gate_width) + " gates");
+             std::to_string(width) + " of the " + std::to_string(gate_width) + " rows of gate_weight");
     return first < 0 ? GateRange{} : GateRange{first, width};
 }
 
-// The tensors that the projections and their backward share, as the schemas list them.
-struct ProjectionTensors {
-    const Tensor& x;
-    const Optional &k_conv, &v_conv;
-    const Tensor &q_weight, &k_weight, &v_weight, &gate_weight, &gate_bias;
-    const Optional& reach;
-};
-
+// The arguments of the kernels of a layer, from its checked tensors.
 template <typename T>
-Projections<T> projections(Inputs<T>& inputs, const ProjectionTensors& t, int64_t q_gate) {
+class LayerCall {
+  public:
     Projections<T> p;
-    ConvPair<T>& c = p.conv;
-    check_exact("x", t.x, kDtype<T>, {kAny, kAny, kAny});
-    c.batch = t.x.size(0);
-    c.length = t.x.size(1);
-    c.width = t.x.size(2);
-    c.threads = torch::stable::get_num_threads();
-    c.x = Strided<const T>{inputs.contiguous(t.x), c.length * c.width, c.width, 0};
-    require(t.k_conv.has_value() == t.v_conv.has_value(), "k_conv and v_conv must be given together");
-    if (t.k_conv) {
-        const T* k_conv = exact(inputs, "k_conv", *t.k_conv, {c.width, kAny});
-        c.kernel = t.k_conv->size(1);
-        const T* v_conv = exact(inputs, "v_conv", *t.v_conv, {c.width, c.kernel});
-        c.weight[0] = Strided<const T>{k_conv, c.kernel, 1};
-        c.weight[1] = Strided<const T>{v_conv, c.kernel, 1};
+    int64_t hidden = 0;
+
+    LayerCall(const Tensor& x, const LayerTensors& t, const Optional& starts, const Optional& reach,
+              int64_t heads) {
+        Convolutions<T>& c = p.conv;
+        check_exact("x", x, kDtype<T>, {kAny, kAny, kAny});
+        c.batch = x.size(0);
+        c.length = x.size(1);
+        c.width = hidden = x.size(2);
+        c.threads = torch::stable::get_num_threads();
+        c.x = Strided<const T>{inputs_.contiguous(x), c.length * c.width, c.width, 0};
+        require(t.k_conv.has_value() == t.v_conv.has_value(), "k_conv and v_conv must be given together");
+        if (t.k_conv) {
+            const T* k_conv = exact(inputs_, "k_conv", *t.k_conv, {c.width, kAny});
+            c.kernel = t.k_conv->size(1);
+            const T* v_conv = exact(inputs_, "v_conv", *t.v_conv, {c.width, c.kernel});
+            c.weights = {Strided<const T>{k_conv, c.kernel, 1}, Strided<const T>{v_conv, c.kernel, 1}};
+        }
+        c.reach = inputs_.integers("reach", reach, c.batch, c.length);
+        set_attention(t, starts, heads);
+        set_weights(t);
     }
-    c.reach = inputs.integers("reach", t.reach, c.batch, c.length);
-    p.q_weight = exact(inputs, "q_weight", t.q_weight, {kAny, c.width});
-    p.q_width = t.q_weight.size(0);
-    p.k_weight = exact(inputs, "k_weight", t.k_weight, {p.q_width, c.width});
-    p.v_weight = exact(inputs, "v_weight", t.v_weight, {kAny, c.width});
-    p.v_width = t.v_weight.size(0);
-    p.gate_weight = exact(inputs, "gate_weight", t.gate_weight, {kAny, c.width});
-    p.gate_width = t.gate_weight.size(0);
-    p.gate_bias = exact(inputs, "gate_bias", t.gate_bias, {p.gate_width});
-    p.q_gate = gate_range("q_gate", q_gate, p.q_width, p.gate_width);
-    return p;
-}
 
-inline std::tuple<Tensor, Tensor, Tensor, Tensor> native_project(
-    const Tensor& x, const Optional& k_conv, const Optional& v_conv, const Tensor& q_weight,
-    const Tensor& k_weight, const Tensor& v_weight, const Tensor& gate_weight, const Tensor& gate_bias,
-    const Optional& reach, int64_t q_gate) {
-    return with_type(x.scalar_type(), [&](auto zero) -> std::tuple<Tensor, Tensor, Tensor, Tensor> {
-        using T = decltype(zero);
-        Inputs<T> inputs;
-        const Projections<T> p = projections(
-            inputs, {x, k_conv, v_conv, q_weight, k_weight, v_weight, gate_weight, gate_bias, reach}, q_gate);
-        const Tensor q = fresh<T>({p.rows(), p.q_width}), k = fresh<T>({p.rows(), p.q_width});
-        const Tensor v = fresh<T>({p.rows(), p.v_width}), gates = fresh<T>({p.rows(), p.gate_width});
-        project<T>(p, {data<T>(q), data<T>(k), data<T>(v), data<T>(gates)});
-        return {q, k, v, gates};
-    });
-}
-
-inline std::vector<Tensor> native_project_grad(
-    const Tensor& grad_q, const Tensor& grad_k, const Tensor& grad_v, const Tensor& grad_o,
-    const Optional& grad_gate1, const Optional& grad_gate2, const Tensor& q, const Tensor& o,
-    const Tensor& gates, const Tensor& x, const Optional& k_conv, const Optional& v_conv,
-    const Tensor& q_weight, const Tensor& k_weight, const Tensor& v_weight, const Tensor& gate_weight,
-    const Tensor& gate_bias, const Optional& reach, int64_t q_gate, int64_t output_gate, int64_t mix1_gate,
-    int64_t mix2_gate) {
-    return with_type(x.scalar_type(), [&](auto zero) {
-        using T = decltype(zero);
-        Inputs<T> inputs;
-        Projections<T> p = projections(
-            inputs, {x, k_conv, v_conv, q_weight, k_weight, v_weight, gate_weight, gate_bias, reach}, q_gate);
-        const int64_t rows = p.rows();
-        p.output_gate = gate_range("output_gate", output_gate, p.v_width, p.gate_width);
-        ProjectionInputs<T> in{};
-        in.q = exact(inputs, "q", q, {rows, p.q_width});
-        in.o = exact(inputs, "o", o, {rows, p.v_width});
-        in.gates = exact(inputs, "gates", gates, {rows, p.gate_width});
-        in.grad_k = exact(inputs, "grad_k", grad_k, {rows, p.q_width});
-        in.grad_v = exact(inputs, "grad_v", grad_v, {rows, p.v_width});
-        in.grad_q = in_place<T>("grad_q", grad_q, {rows, p.q_width});
-        in.grad_o = in_place<T>("grad_o", grad_o, {rows, p.v_width});
-        const auto mix = [&](const Name& name, const Optional& grad, int64_t first, GateRange& range) -> T* {
-            require(grad.has_value() == (first >= 0),
-                    "a gate of a mix and its gradient must be given together");
-            if (!grad) return nullptr;
-            T* memory = in_place<T>(name, *grad, {rows, kAny});
-            range = gate_range(name, first, grad->size(1), p.gate_width);
-            return memory;
+    // Return the arguments of the operator, whose operands and gates have N rows each.
+    Problem<T> attention(const T* q, const T* k, const T* v, const T* gates) const {
+        Problem<T> a = attention_;
+        const int64_t length = p.conv.length;
+        const auto by_heads = [&](const T* x, int64_t row, int64_t width) {
+            return Strided<const T>{x, length * row, row, width};
         };
-        in.grad_mix1 = mix("grad_gate1", grad_gate1, mix1_gate, p.mix1_gate);
-        in.grad_mix2 = mix("grad_gate2", grad_gate2, mix2_gate, p.mix2_gate);
+        a.q = by_heads(q, p.q_width, a.qk_dim);
+        a.k = by_heads(k, p.q_width, a.qk_dim);
+        a.v = by_heads(v, p.v_width, a.vo_dim);
+        if (a.mix1.exists()) a.mix1.gate = by_heads(gates + p.mix1_gate.first, p.gate_width, a.mix1.rank);
+        if (a.mix2.exists()) a.mix2.gate = by_heads(gates + p.mix2_gate.first, p.gate_width, a.mix2.rank);
+        return a;
+    }
+    // Return where the outputs of the operator, or their gradient, are in a matrix of N rows.
+    Strided<T> outputs(T* o) const { return {o, p.conv.length * p.v_width, p.v_width, attention_.vo_dim}; }
+
+    Readout<T> readout(const T* o, const T* gates) const {
+        return {p.rows(),      hidden, p.v_width, p.gate_width, p.conv.threads,
+                p.output_gate, o,      gates,     o_weight_};
+    }
+    // Check and return a matrix of N rows that the forward has kept, or a gradient of one.
+    const T* matrix(const Name& name, const Tensor& x, int64_t width) {
+        return width == 0 ? nullptr : exact(inputs_, name, x, {p.rows(), width});
+    }
+
+  private:
+    void set_attention(const LayerTensors& t, const Optional& starts, int64_t heads) {
+        Problem<T>& a = attention_;
+        set_options(a, t.activation, t.layout, t.eps);
+        a.batch = p.conv.batch;
+        a.queries = a.keys = p.conv.length;
+        a.heads = heads;
+        a.starts = inputs_.integers("starts", starts, a.batch, a.queries);
+        const Optional none;
+        a.mix1 = mix_parameters(inputs_, {"1", t.diag1, t.left1, t.right1, none}, a.branches(), a);
+        a.mix2 = mix_parameters(inputs_, {"2", t.diag2, t.left2, t.right2, none}, heads, a);
+    }
+
+    void set_weights(const LayerTensors& t) {
+        Problem<T>& a = attention_;
+        p.q_weight = exact(inputs_, "q_weight", t.q_weight, {kAny, hidden});
+        p.q_width = t.q_weight.size(0);
+        p.k_weight = exact(inputs_, "k_weight", t.k_weight, {p.q_width, hidden});
+        p.v_weight = exact(inputs_, "v_weight", t.v_weight, {kAny, hidden});
+        p.v_width = t.v_weight.size(0);
+        o_weight_ = exact(inputs_, "o_weight", t.o_weight, {hidden, p.v_width});
+        require(a.heads > 0 && p.q_width % a.branches() == 0 && p.v_width % a.heads == 0,
+                "heads must divide the widths of the projections");
+        a.qk_dim = p.q_width / a.branches();
+        a.vo_dim = p.v_width / a.heads;
+        require(t.gate_weight.has_value() == t.gate_bias.has_value(),
+                "gate_weight and gate_bias must be given together");
+        if (t.gate_weight) {
+            p.gate_weight = exact(inputs_, "gate_weight", *t.gate_weight, {kAny, hidden});
+            p.gate_width = t.gate_weight->size(0);
+            p.gate_bias = exact(inputs_, "gate_bias", *t.gate_bias, {p.gate_width});
+        }
+        p.q_gate = gate_range("q_gate", t.q_gate, p.q_width, p.gate_width);
+        p.output_gate = gate_range("output_gate", t.output_gate, p.v_width, p.gate_width);
+        p.mix1_gate = gate_range("mix1_gate", t.mix1_gate, a.branches() * a.mix1.rank, p.gate_width);
+        p.mix2_gate = gate_range("mix2_gate", t.mix2_gate, a.heads * a.mix2.rank, p.gate_width);
+        require(a.mix1.exists() == (t.mix1_gate >= 0) && a.mix2.exists() == (t.mix2_gate >= 0),
+                "a mix and its gate must be given together");
         require(p.q_gate.width + p.output_gate.width + p.mix1_gate.width + p.mix2_gate.width == p.gate_width,
                 "gate_weight has rows that belong to no gate");
-        std::vector<Tensor> found;
-        const auto add = [&](const Tensor& like) {
-            return data<T>(found.emplace_back(fresh<T>(shape(like))));
-        };
-        ProjectionGradients<T> grads{};
-        grads.x = add(x);
-        if (k_conv) {
-            grads.conv[0] = add(*k_conv);
-            grads.conv[1] = add(*v_conv);
-        }
-        grads.q_weight = add(q_weight);
-        grads.k_weight = add(k_weight);
-        grads.v_weight = add(v_weight);
-        grads.gate_weight = add(gate_weight);
-        grads.gate_bias = add(gate_bias);
-        project_gradients<T>(p, in, grads);
-        return found;
+    }
+
+    Inputs<T> inputs_;
+    Problem<T> attention_;
+    const T* o_weight_ = nullptr;
+};
+
+// Return the output [batch, length, hidden] and, if `keep`, what the backward needs: q, k, v, the gates and
+// the outputs of the operator, of N rows each, and what the operator keeps of its rows. Without `keep`,
+// memory is freed as early as possible.
+inline Tensors native_layer(const Tensor& x, LAYER_PARAMETERS, const Optional& starts, const Optional& reach,
+                            int64_t heads, bool keep) {
+    return with_type(x.scalar_type(), [&](auto zero) -> Tensors {
+        using T = decltype(zero);
+        LayerCall<T> call(x, LAYER_TENSORS, starts, reach, heads);
+        const Projections<T>& p = call.p;
+        const int64_t rows = p.rows();
+        Tensors kept;
+        for (const int64_t width : {p.q_width, p.q_width, p.v_width, p.gate_width, p.v_width})
+            kept.push_back(fresh<T>({rows, width}));
+        T *q = data<T>(kept[0]), *k = data<T>(kept[1]), *v = data<T>(kept[2]), *gates = data<T>(kept[3]),
+          *o = data<T>(kept[4]);
+        project<T>(p, {q, k, v, gates});
+        const Problem<T> attention = call.attention(q, k, v, gates);
+        kept.push_back(
+            fresh<T>({attention.batch, attention.queries, heads, keep ? kept_width(attention) : 1}));
+        attend(attention, Output<T>{call.outputs(o), strided<T>(kept[5]), keep});
+        if (!keep) kept = {kept[3], kept[4]};
+        const Tensor out = fresh<T>(shape(x));
+        read_out<T>(call.readout(o, gates), data<T>(out));
+        kept.insert(kept.begin(), out);
+        if (!keep) kept.resize(1);
+        return kept;
     });
 }
 
-template <typename T>
-Readout<T> readout(Inputs<T>& inputs, const Tensor& o, const Tensor& gates, const Tensor& weight,
-                   int64_t output_gate) {
-    Readout<T> r;
-    r.o = exact(inputs, "o", o, {kAny, kAny});
-    r.rows = o.size(0);
-    r.width = o.size(1);
-    r.gates = exact(inputs, "gates", gates, {r.rows, kAny});
-    r.gate_width = gates.size(1);
-    r.weight = exact(inputs, "weight", weight, {kAny, r.width});
-    r.hidden = weight.size(0);
-    r.gate = gate_range("output_gate", output_gate, r.width, r.gate_width);
-    r.threads = torch::stable::get_num_threads();
-    return r;
+// Return the gradients of x and of each parameter that is present.
+inline Tensors native_layer_gradients(const Tensors& grads_of_outputs, const Tensors& kept, const Tensor& x,
+                                      LAYER_PARAMETERS, const Optional& starts, const Optional& reach,
+                                      int64_t heads, bool) {
+    require(grads_of_outputs.size() == 1 && kept.size() == 6,
+            "the layer has one output and keeps six tensors");
+    return with_type(x.scalar_type(), [&](auto zero) {
+        using T = decltype(zero);
+        LayerCall<T> call(x, LAYER_TENSORS, starts, reach, heads);
+        const Projections<T>& p = call.p;
+        const int64_t rows = p.rows(), length = p.conv.length;
+        const T *q = call.matrix("q", kept[0], p.q_width), *k = call.matrix("k", kept[1], p.q_width),
+                *v = call.matrix("v", kept[2], p.v_width),
+                *gates = call.matrix("gates", kept[3], p.gate_width),
+                *o = call.matrix("o", kept[4], p.v_width);
+        check_exact("grads", grads_of_outputs[0], kDtype<T>, {p.conv.batch, length, call.hidden});
+        const Problem<T> attention = call.attention(q, k, v, gates);
+        check_exact("rows", kept[5], kDtype<T>,
+                    {attention.batch, attention.queries, heads, kept_width(attention)});
+
+        Inputs<T> inputs;
+        Tensors grads;
+        const auto add = [&](const Tensor& like) {
+            return data<T>(grads.emplace_back(fresh<T>(shape(like))));
+        };
+        ProjectionGradients<T> of_projections{};
+        of_projections.x = add(x);
+        if (k_conv) {
+            of_projections.conv[0] = add(*k_conv);
+            of_projections.conv[1] = add(*v_conv);
+        }
+        of_projections.q_weight = add(q_weight);
+        of_projections.k_weight = add(k_weight);
+        of_projections.v_weight = add(v_weight);
+        T* of_o_weight = add(o_weight);
+        if (gate_weight) {
+            of_projections.gate_weight = add(*gate_weight);
+            of_projections.gate_bias = add(*gate_bias);
+        }
+        // The gradients of what the projections computed, of N rows each.
+        const auto matrix = [&](int64_t width) { return fresh<T>({rows, width}); };
+        const Tensor grad_q = matrix(p.q_width), grad_k = matrix(p.q_width), grad_v = matrix(p.v_width),
+                     grad_o = matrix(p.v_width), grad_mix1 = matrix(p.mix1_gate.width),
+                     grad_mix2 = matrix(p.mix2_gate.width);
+        const auto by_heads = [&](const Tensor& y, int64_t width, int64_t head) {
+            return Strided<T>{data<T>(y), length * width, width, head};
+        };
+        const auto mix = [&](const Optional& diag, const Optional& left, const Optional& right,
+                             const Tensor& gate, int64_t width) {
+            MixGradients<T> m;
+            if (!diag) return m;
+            for (const auto& [to, like] : {std::pair{&m.diag, &diag}, {&m.left, &left}, {&m.right, &right}}) {
+                add(**like);
+                *to = strided<T>(grads.back());
+            }
+            m.gate = by_heads(gate, width, left->size(2));
+            return m;
+        };
+        const Gradients<T> of_attention{by_heads(grad_q, p.q_width, attention.qk_dim),
+                                        by_heads(grad_k, p.q_width, attention.qk_dim),
+                                        by_heads(grad_v, p.v_width, attention.vo_dim),
+                                        mix(diag1, left1, right1, grad_mix1, p.mix1_gate.width),
+                                        mix(diag2, left2, right2, grad_mix2, p.mix2_gate.width)};
+        read_out_gradients<T>(call.readout(o, gates), inputs.contiguous(grads_of_outputs[0]), data<T>(grad_o),
+                              of_o_weight);
+        const Saved<T> saved{call.outputs(data<T>(grad_o)).read_only(), inputs.strided(kept[5]),
+                             attention.queries > kDecodeQueries};
+        backward<T>(attention, saved, of_attention);
+        project_gradients<T>(p,
+                             {q, gates, o, data<T>(grad_k), data<T>(grad_v), data<T>(grad_q), data<T>(grad_o),
+                              data<T>(grad_mix1), data<T>(grad_mix2)},
+                             of_projections);
+        return grads;
+    });
 }
 
-inline Tensor native_read_out(const Tensor& o, const Tensor& gates, const Tensor& weight,
-                              int64_t output_gate) {
-    return with_type(o.scalar_type(), [&](auto zero) {
+// Check the caches of keys and values and describe them, and the sizes that follow from them, in s.
+template <typename T, typename S>
+void set_caches(Step<T, S>& s, const Tensor& keys, const Tensor& values, int64_t past) {
+    Problem<T>& p = s.problem;
+    check_cache("values", values, kDtype<S>, {p.batch, kAny, kAny, kAny});
+    p.heads = values.size(2);
+    p.vo_dim = values.size(3);
+    check_cache("keys", keys, kDtype<S>, {p.batch, kAny, p.branches(), kAny});
+    p.qk_dim = keys.size(3);
+    p.keys = past + p.queries;
+    require(past >= 0 && p.keys <= keys.size(1) && p.keys <= values.size(1),
+            "keys and values have no room for the new positions after `past`");
+    s.keys = strided<S>(keys);
+    s.values = strided<S>(values);
+}
+
+template <typename T, typename S>
+void set_convolutions(Inputs<S>& inputs, Step<T, S>& s, const Optional& history, int64_t past_inputs,
+                      const Optional& k_conv, const Optional& v_conv) {
+    const bool exists = history.has_value();
+    require(exists == k_conv.has_value() && exists == v_conv.has_value(),
+            "history, k_conv and v_conv must be given together");
+    if (!exists) return;
+    check_cache("history", *history, kDtype<S>, {s.problem.batch, kAny, s.hidden});
+    require(past_inputs >= 0 && past_inputs + s.problem.queries <= history->size(1),
+            "history has no room for the new positions after `past_inputs`");
+    s.history = strided<S>(*history);
+    s.past_inputs = past_inputs;
+    s.k_conv = exact(inputs, "k_conv", *k_conv, {s.hidden, kAny});
+    s.kernel = k_conv->size(1);
+    s.v_conv = exact(inputs, "v_conv", *v_conv, {s.hidden, s.kernel});
+}
+
+// Check the angles of the rotation, [batch or 1, queries, 1 + registers, qk_dim / 2], and return them.
+template <typename T>
+Strided<const T> checked_angles(Inputs<T>& inputs, const Name& name, const Tensor& x, const Problem<T>& p,
+                                int64_t registers) {
+    require(p.qk_dim % 2 == 0, "a rotation needs an even width of queries and keys");
+    const int64_t batch = x.dim() == 4 && x.size(0) == 1 ? 1 : p.batch;
+    check_exact(name, x, kDtype<T>, {batch, p.queries, 1 + registers, p.qk_dim / 2});
+    Strided<const T> angles = inputs.strided(x);
+    if (batch == 1) angles.batch = 0;
+    return angles;
+}
+
+template <typename T, typename S>
+void set_gates(Inputs<S>& inputs, Step<T, S>& s, const Optional& weight, const Optional& bias) {
+    const Problem<T>& p = s.problem;
+    if (weight) {
+        s.gate_weight = exact(inputs, "gate_weight", *weight, {kAny, s.hidden});
+        s.gate_width = weight->size(0);
+        if (bias) s.gate_bias = exact(inputs, "gate_bias", *bias, {s.gate_width});
+    }
+    gate_range("q_gate", s.q_gate, p.branches() * p.qk_dim, s.gate_width);
+    gate_range("output_gate", s.output_gate, p.heads * p.vo_dim, s.gate_width);
+    gate_range("mix1_gate", s.mix1_gate, p.branches() * p.mix1.rank, s.gate_width);
+    gate_range("mix2_gate", s.mix2_gate, p.heads * p.mix2.rank, s.gate_width);
+    require(p.mix1.exists() == (s.mix1_gate >= 0) && p.mix2.exists() == (s.mix2_gate >= 0),
+            "a mix and its gate must be given together");
+}
+
+// x: [batch, queries, hidden]. history, keys, values: caches, [batch, room, ...], whose first `past_inputs`
+// and `past` rows are full; the new positions are written behind them. registers: [count, hidden]. cos, sin:
+// see checked_angles.
+inline Tensor native_step(const Tensor& x, LAYER_PARAMETERS, const Optional& registers, const Optional& cos,
+                          const Optional& sin, const Optional& history, int64_t past_inputs,
+                          const Tensor& keys, const Tensor& values, int64_t past, const Optional& starts,
+                          const Optional& reach) {
+    return with_types(x.scalar_type(), [&](auto zero, auto stored_zero) {
         using T = decltype(zero);
+        using S = decltype(stored_zero);
         Inputs<T> inputs;
-        const Readout<T> r = readout(inputs, o, gates, weight, output_gate);
-        const Tensor out = fresh<T>({r.rows, r.hidden});
-        read_out<T>(r, data<T>(out));
+        Inputs<S> weights;
+        Step<T, S> s;
+        Problem<T>& p = s.problem;
+        const Optional none;
+        check_exact("x", x, kDtype<S>, {kAny, kAny, kAny});
+        p.batch = x.size(0);
+        p.queries = x.size(1);
+        s.hidden = x.size(2);
+        s.x = weights.strided(x);
+        set_options(p, activation, layout, eps);
+        set_caches(s, keys, values, past);
+        require(starts.has_value() == reach.has_value(), "starts and reach must be given together");
+        p.starts = inputs.integers("starts", starts, p.batch, p.queries);
+        s.reach = inputs.integers("reach", reach, p.batch, p.queries);
+        if (registers) {
+            s.registers = exact(weights, "registers", *registers, {kAny, s.hidden});
+            s.num_registers = registers->size(0);
+        }
+        require(cos.has_value() == sin.has_value(), "cos and sin must be given together");
+        if (cos) {
+            s.cos = checked_angles(inputs, "cos", *cos, p, s.num_registers);
+            s.sin = checked_angles(inputs, "sin", *sin, p, s.num_registers);
+        }
+        Problem<T> seen = p;  // with the registers, which occupy slots too
+        seen.keys += s.num_registers;
+        p.mix1 = mix_parameters(inputs, {"1", diag1, left1, right1, none}, p.branches(), seen);
+        p.mix2 = mix_parameters(inputs, {"2", diag2, left2, right2, none}, p.heads, seen);
+        set_convolutions(weights, s, history, past_inputs, k_conv, v_conv);
+        const int64_t qk = p.branches() * p.qk_dim, vo = p.heads * p.vo_dim;
+        s.q_weight = exact(weights, "q_weight", q_weight, {qk, s.hidden});
+        s.k_weight = exact(weights, "k_weight", k_weight, {qk, s.hidden});
+        s.v_weight = exact(weights, "v_weight", v_weight, {vo, s.hidden});
+        s.o_weight = exact(weights, "o_weight", o_weight, {s.hidden, vo});
+        s.q_gate = q_gate;
+        s.output_gate = output_gate;
+        s.mix1_gate = mix1_gate;
+        s.mix2_gate = mix2_gate;
+        set_gates(weights, s, gate_weight, gate_bias);
+        const Tensor out = fresh<S>(shape(x));
+        s.out = data<S>(out);
+        step(s);
         return out;
     });
 }
 
-inline std::tuple<Tensor, Tensor> native_read_out_grad(const Tensor& grad, const Tensor& o,
-                                                       const Tensor& gates, const Tensor& weight,
-                                                       int64_t output_gate) {
-    return with_type(o.scalar_type(), [&](auto zero) -> std::tuple<Tensor, Tensor> {
-        using T = decltype(zero);
-        Inputs<T> inputs;
-        const Readout<T> r = readout(inputs, o, gates, weight, output_gate);
-        const T* of_out = exact(inputs, "grad", grad, {r.rows, r.hidden});
-        const Tensor grad_o = fresh<T>(shape(o)), grad_weight = fresh<T>(shape(weight));
-        read_out_gradients<T>(r, of_out, data<T>(grad_o), data<T>(grad_weight));
-        return {grad_o, grad_weight};
-    });
-}
+#undef LAYER_PARAMETERS
+#undef LAYER_TENSORS
 
 }  // namespace hypermlp
 

@@ -25,6 +25,7 @@ namespace hypermlp {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using Optional = std::optional<Tensor>;
+using Tensors = std::vector<Tensor>;
 using Sizes = std::initializer_list<int64_t>;
 
 constexpr int64_t kAny = -1;  // in a shape: any size of at least 1

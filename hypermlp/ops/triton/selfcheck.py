@@ -215,14 +215,14 @@ def _operator_case(
 
 
 def _convolution_case(device: str) -> Iterator[tuple[str, Tensor, Tensor]]:
-    from hypermlp.ops.api import causal_conv_pair
+    from hypermlp.ops.api import causal_conv
 
     given = [_normal(2, 33, 48, seed=1), _normal(48, 4, seed=2), _normal(48, 4, seed=3)]
     results = []
     for backend in ("triton", "reference"):
         tensors = [x.to(device).requires_grad_() for x in given]
         x, weight1, weight2 = tensors
-        outs = causal_conv_pair(x, weight1, weight2, 30, backend=backend)
+        outs = causal_conv(x, (weight1, weight2), 30, backend=backend)
         results.append([*outs, *torch.autograd.grad(outs[0].sin().sum() + outs[1].cos().sum(), tensors)])
     yield from zip(("keys", "values", "x", "weight1", "weight2"), *results, strict=True)
 

@@ -1,0 +1,183 @@
+"""When a layer runs as one operator, and its arguments.
+
+The operators of ``hypermlp.ops.layer`` read a layer's parameters instead of calling its modules. They are
+taken where these compute what their parameters say, and nothing else; everything else takes the general path
+of ``Mixer``, with the same result.
+
+Shapes: B batch, T new positions.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules import module as global_hooks
+
+from hypermlp.config import MixerConfig
+from hypermlp.layers.gates import Gates
+from hypermlp.layers.mixing import SequenceMix
+from hypermlp.layers.rotary import Rope, angles
+from hypermlp.layers.visibility import Visibility
+from hypermlp.ops.api import autocast_enabled
+from hypermlp.ops.arguments import Request
+from hypermlp.ops.dispatch import find_backend
+from hypermlp.ops.layer import LayerArguments, LayerWeights, RingStepArguments, StepArguments
+from hypermlp.ops.library import in_transform
+
+if TYPE_CHECKING:
+    from hypermlp.layers.mixer import Mixer
+
+MAX_POSITIONS = 4  # of a sequence in a step: the kernel takes them one by one
+MAX_ROWS = 32  # of the batch in a step: for more, ordinary matrix products are faster
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj")
+PARAMETERS: dict[type, tuple[str, ...]] = {
+    nn.Linear: ("weight",),
+    Gates: ("weight", "bias"),
+    SequenceMix: ("diag", "left", "right"),
+}
+NO_GATES = (-1, -1, -1, -1)
+_FORWARDS = {kind: vars(kind)["forward"] for kind in PARAMETERS}
+_HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
+
+
+def fast_path(layer: "Mixer", x: Tensor, state: Any, visibility: Visibility) -> Callable[[], Tensor] | None:
+    """Return what computes ``layer.mix`` as one operator; None if the call takes the general path."""
+    arguments: Callable[..., Any]
+    config, learns = layer.config, torch.is_grad_enabled()
+    if torch.compiler.is_compiling() or in_transform() or autocast_enabled(x.device.type) or config.canon:
+        return None
+    if state is None:
+        operation, arguments = "layer", _layer_arguments
+        possible = not (config.rope or config.num_registers)
+    elif state.capacity is None:
+        operation, arguments = "step", _step_arguments
+        possible = not learns and x.shape[1] <= MAX_POSITIONS and x.shape[0] * x.shape[1] <= MAX_ROWS
+    else:
+        operation, arguments = "ring_step", _ring_step_arguments
+        possible = not learns and x.shape[1] == 1 and visibility.in_ring and not config.rope
+    weights = plain_weights(layer, x.dtype, learns) if possible else None
+    if weights is None:
+        return None
+    mixed = config.mix1 or config.mix2
+    request = Request(operation, x.device.type, x.dtype, config.activation, mixed)
+    backend = find_backend(layer.backend, request)
+    if backend is None:
+        return None
+    return lambda: getattr(backend, operation)(arguments(layer, x, state, visibility, weights))
+
+
+def is_plain(part: nn.Module, kind: type) -> bool:
+    """Return True if the module computes what its parameters say, as a module of this kind.
+
+    It must be no adapter and have no hooks, no bias that the kind does not have, and nothing that a library
+    has added; its tensors must be ordinary ones, and its ``forward`` must not be replaced, neither on the
+    module (as accelerate does) nor on its class.
+    """
+    if (
+        type(part) is not kind
+        or part._forward_hooks
+        or part._forward_pre_hooks
+        or part._backward_hooks
+        or part._backward_pre_hooks
+        or part._buffers
+        or part._modules
+        or "forward" in part.__dict__
+        or vars(kind)["forward"] is not _FORWARDS[kind]
+    ):
+        return False
+    names = PARAMETERS[kind]
+    present = [name for name, value in part._parameters.items() if value is not None]
+    return len(present) == len(names) and all(_is_ordinary(part._parameters.get(name)) for name in names)
+
+
+def _is_ordinary(x: Any) -> bool:
+    """Return True for a parameter or tensor, also a fake one, that no library reads in its own way."""
+    return type(x) is nn.Parameter or type(x) is Tensor or isinstance(x, FakeTensor)
+
+
+def plain_weights(layer: "Mixer", dtype: torch.dtype, learns: bool) -> LayerWeights | None:
+    """Return the layer's parameters; None if a module is not plain, or if kernels cannot read a parameter.
+
+    ``learns``: whether gradients are computed. Then a parameter that needs none takes the general path, which
+    does not compute its gradient.
+    """
+    if any(getattr(global_hooks, name) for name in _HOOKS):
+        return None
+    # Submodules and parameters are read from their dictionaries: attributes of nn.Module are slow.
+    config, parts, own = layer.config, layer._modules, layer._parameters
+    found: list[Any] = []
+    for name in LINEAR:
+        part = parts[name]
+        if part is None or not is_plain(part, nn.Linear):
+            return None
+        found.append(part._parameters["weight"])
+    gates, mixes = parts.get("gates"), [parts.get("mix1"), parts.get("mix2")]
+    for part, kind in ((gates, Gates), *((mix, SequenceMix) for mix in mixes)):
+        if part is not None and not is_plain(part, kind):
+            return None
+        found += [None if part is None else part._parameters[name] for name in PARAMETERS[kind]]
+    convs = [own.get("k_conv"), own.get("v_conv")]
+    if config.conv and not all(map(_is_ordinary, convs)):
+        return None
+    if config.num_registers and not _is_ordinary(own.get("registers")):
+        return None
+    for x in (*convs, *found):
+        if x is not None and (x.dtype != dtype or (learns and not x.requires_grad)):
+            return None
+    offsets: Any = NO_GATES if gates is None else gates.offsets
+    return LayerWeights._make([*convs, *found, *offsets, config.activation, config.layout, config.eps])
+
+
+def _layer_arguments(
+    layer: "Mixer", x: Tensor, _state: Any, visibility: Visibility, weights: LayerWeights
+) -> LayerArguments:
+    keep = torch.is_grad_enabled()
+    return LayerArguments(x, weights, visibility.rows, visibility.reach, layer.config.num_heads, keep)
+
+
+def _step_arguments(
+    layer: "Mixer", x: Tensor, state: Any, visibility: Visibility, weights: LayerWeights
+) -> StepArguments:
+    """Return the arguments of a step; what it writes still has to be committed."""
+    config, own = layer.config, layer._parameters
+    state.check_kind("keys", x)
+    keys, _ = state.room("keys", x, (config.num_branches, config.qk_dim))
+    values, past = state.room("values", x, (config.num_heads, config.vo_dim))
+    history, past_inputs = None, 0
+    if config.conv:
+        history, past_inputs = state.room("inputs", x, x.shape[2:], needed=config.conv_kernel - 1)
+    cos, sin = _angles(config, x.dtype, visibility) if config.rope else (None, None)
+    starts = visibility.starts_from(state.length - past)
+    caches = (history, past_inputs, keys, values, past)
+    return StepArguments(x, weights, own.get("registers"), cos, sin, *caches, starts, visibility.reach)
+
+
+def _angles(config: MixerConfig, dtype: torch.dtype, visibility: Visibility) -> tuple[Tensor, Tensor]:
+    """Return cos and sin for the new positions and the registers that they see, ``[B or 1, T, 1 + k, ...]``.
+
+    The registers of a context end just before its first position.
+    """
+    own, count = visibility.positions(), config.num_registers
+    positions = own[:, :, None] + count
+    if count:
+        reach = visibility.stream() + 1 if visibility.reach is None else visibility.reach
+        first = (own + 1 - reach)[:, :, None]
+        positions = torch.cat([positions.expand(len(first), -1, -1), first + torch.arange(count)], dim=2)
+    dtype = torch.promote_types(dtype, torch.float32)
+    return angles(positions, config.qk_dim, Rope.of(config), dtype)
+
+
+def _ring_step_arguments(
+    _layer: "Mixer", x: Tensor, state: Any, visibility: Visibility, weights: LayerWeights
+) -> RingStepArguments:
+    state.check_kind("keys", x)
+    history, keys, values = (state.rows(name) for name in ("inputs", "keys", "values"))
+    visible = (visibility.rows, visibility.reach)
+    return RingStepArguments(x, weights, history, keys, values, state.past, *visible)
