@@ -79,8 +79,8 @@ class Contexts(NamedTuple):
     def of_similar_length(self) -> "Iterator[Contexts]":
         """Yield groups in which no context is more than twice as long as another, to bound the padding."""
         size = (self.last - self.start + 1).float().log2().ceil()
-        for each in size.unique():
-            yield Contexts(*(field[size == each] for field in self))
+        for group in size.unique():
+            yield Contexts(*(field[size == group] for field in self))
 
 
 def contexts_of(starts: Tensor, past: int) -> Contexts:
@@ -133,18 +133,18 @@ def attend_with_registers(
         positions = group.last[:, None] + torch.arange(1 - longest - count, 1, device=k.device)
         is_register = (positions < group.start[:, None]) & (positions >= group.start[:, None] - count)
         own_start = own_positions[group.batch, group.first - past] - (group.first - group.start)
-        keys, values = (each[rows, positions.clamp(min=0)] for each in (k, v))
+        keys, values = (x[rows, positions.clamp(min=0)] for x in (k, v))
         keys[is_register] = registers.keys_at(own_start - count).flatten(0, 1).to(keys.dtype)
         values[is_register] = registers.values.repeat(len(lengths), 1, 1).to(values.dtype)
-        asking = group.last[:, None] + torch.arange(1 - queries, 1, device=k.device)
-        asked = (asking - past).clamp(min=0)
-        mixes = [None if mix is None else mix._replace(gate=mix.gate[rows, asked]) for mix in (mix1, mix2)]
+        # The last `queries` positions of each context; shorter contexts have fewer, and padding before them.
+        query_positions = group.last[:, None] + torch.arange(1 - queries, 1, device=k.device)
+        is_query = query_positions >= group.first[:, None]
+        index = (query_positions - past).clamp(min=0)
+        mixes = [None if mix is None else mix._replace(gate=mix.gate[rows, index]) for mix in (mix1, mix2)]
         row_ends = torch.arange(longest + count - queries, longest + count, device=k.device) + 1
         row_starts = torch.minimum((longest - lengths)[:, None], row_ends)
         unpacked = arguments._replace(
-            q=q[rows, asked], k=keys, v=values, mix1=mixes[0], mix2=mixes[1], starts=row_starts
+            q=q[rows, index], k=keys, v=values, mix1=mixes[0], mix2=mixes[1], starts=row_starts
         )
-        found = operator(unpacked)
-        meant = asking >= group.first[:, None]
-        out[rows.expand_as(asked)[meant], asked[meant]] = found[meant]
+        out[rows.expand_as(index)[is_query], index[is_query]] = operator(unpacked)[is_query]
     return out

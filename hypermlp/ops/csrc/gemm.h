@@ -180,45 +180,11 @@ enum class Causal {
     kLagProduct,  // like kProduct, with columns that are aligned by lag: needed where j >= slack - i
 };
 
-// Compute c[rows, columns] from a[rows, depth] times panels[depth, columns], as `into` says. Nothing is
-// stored beyond the last column, even if it does not end a panel. Panels are P vectors wide.
-template <typename T, Into into = Into::kNew, Causal causal = Causal::kNot, int P = 2>
-void multiply(int64_t rows, int64_t columns, int64_t depth, View<T> a, const T* panels, int64_t step, T* c,
-              int64_t ldc, int64_t slack = 0, Scaled<T> scaled = {}) {
+// A block of multiply(): at most kRows rows, and a depth of at most kDepth.
+template <typename T, Into into, Causal causal, int P>
+void multiply_block(int64_t rows, int64_t columns, int64_t depth, View<T> a, const T* panels, int64_t step,
+                    T* c, int64_t ldc, int64_t slack, Scaled<T> scaled) {
     constexpr int64_t width = P * kLanes<T>;
-    for (int64_t i = kRows; i < rows; i += kRows) {
-        const bool forwards = causal == Causal::kLeft || causal == Causal::kProduct;
-        const int64_t moved = forwards ? slack + i : slack - i;
-        const Scaled<T> rest =
-            into == Into::kScaled ? Scaled<T>{scaled.base + i * ldc, scaled.scale} : scaled;
-        multiply<T, into, causal, P>(std::min(kRows, rows - i), columns, depth,
-                                     {a.data + i * a.row, a.row, a.column}, panels, step, c + i * ldc, ldc,
-                                     moved, rest);
-    }
-    rows = std::min(kRows, rows);
-    if (depth > kDepth && columns > kColumns) {
-        const bool moves = causal == Causal::kProduct || causal == Causal::kLagProduct;
-        for (int64_t j = 0; j < columns; j += kColumns) {
-            const Scaled<T> own =
-                into == Into::kScaled ? Scaled<T>{scaled.base + j, scaled.scale + j} : scaled;
-            multiply<T, into, causal, P>(rows, std::min(kColumns, columns - j), depth, a,
-                                         panels + j / width * step, step, c + j, ldc,
-                                         moves ? slack - j : slack, own);
-        }
-        return;
-    }
-    if (depth > kDepth) {
-        multiply<T, into, causal, P>(rows, columns, kDepth, a, panels, step, c, ldc, slack, scaled);
-        for (int64_t k = kDepth; k < depth; k += kDepth) {
-            const View<T> rest{a.data + k * a.column, a.row, a.column};
-            int64_t moved = slack;
-            if (causal == Causal::kLeft || causal == Causal::kLagLeft) moved -= k;
-            if (causal == Causal::kTransposed) moved += k;
-            multiply<T, Into::kAdd, causal, P>(rows, columns, std::min(kDepth, depth - k), rest,
-                                               panels + k * width, step, c, ldc, moved);
-        }
-        return;
-    }
     // Take as many panels at a time as stay in the L1 cache: short ones side by side, so that c is walked
     // along its rows.
     const int64_t chunk = width * (kDepth / std::max<int64_t>(depth, 16));
@@ -257,6 +223,38 @@ void multiply(int64_t rows, int64_t columns, int64_t depth, View<T> a, const T* 
                     partly<T, into, P>(tile, count, end - begin, left, panel, out, ldc, own);
             }
         }
+}
+
+// Compute c[rows, columns] from a[rows, depth] times panels[depth, columns], as `into` says. Nothing is
+// stored beyond the last column, even if it does not end a panel. Panels are P vectors wide.
+template <typename T, Into into = Into::kNew, Causal causal = Causal::kNot, int P = 2>
+void multiply(int64_t rows, int64_t columns, int64_t depth, View<T> a, const T* panels, int64_t step, T* c,
+              int64_t ldc, int64_t slack = 0, Scaled<T> scaled = {}) {
+    constexpr int64_t width = P * kLanes<T>;
+    // How a block at row i, column j and depth k moves the border of what can be skipped.
+    constexpr bool forwards = causal == Causal::kLeft || causal == Causal::kProduct;
+    constexpr bool product = causal == Causal::kProduct || causal == Causal::kLagProduct;
+    constexpr bool left = causal == Causal::kLeft || causal == Causal::kLagLeft;
+    const int64_t part = depth > kDepth ? kColumns : std::max<int64_t>(columns, 1);
+    for (int64_t i = 0; i < rows; i += kRows)
+        for (int64_t j = 0; j < columns; j += part)
+            for (int64_t k = 0; k == 0 || k < depth; k += kDepth) {
+                const int64_t moved = slack + (forwards ? i : -i) - (product ? j : 0) - (left ? k : 0) +
+                                      (causal == Causal::kTransposed ? k : 0);
+                const int64_t m = std::min(kRows, rows - i), n = std::min(part, columns - j),
+                              count = std::min(kDepth, depth - k);
+                const View<T> block{a.data + i * a.row + k * a.column, a.row, a.column};
+                const T* from = panels + j / width * step + k * width;
+                T* to = c + i * ldc + j;
+                const Scaled<T> own = into == Into::kScaled
+                                          ? Scaled<T>{scaled.base + i * ldc + j, scaled.scale + j}
+                                          : Scaled<T>{};
+                if (k == 0)
+                    multiply_block<T, into, causal, P>(m, n, count, block, from, step, to, ldc, moved, own);
+                else
+                    multiply_block<T, Into::kAdd, causal, P>(m, n, count, block, from, step, to, ldc, moved,
+                                                             {});
+            }
 }
 
 // c[rows, columns] += a[rows, depth] b[depth, columns] for columns that fill one panel or less. b is read in
