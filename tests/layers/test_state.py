@@ -1,4 +1,8 @@
-"""A decoding state can be reordered, repeated, cropped, cloned and moved, and goes on exactly."""
+"""A decoding state can be reordered, repeated, cropped, cloned and moved, and goes on exactly.
+
+States that grow and states of fixed size have the same contract; test_static_state.py has what is special to
+the latter.
+"""
 
 import pytest
 import torch
@@ -7,38 +11,131 @@ from hypermlp import HyperGLU, Mixer
 from hypermlp.testing import assert_close, randomise_
 
 TIGHT = 1e-10
+LENGTH = 20
+SOME = ["G-cg-q-12o", "R-12!", "S-pc", "R-pcg-12!"]  # both layouts, every activation, RoPE, convolution
+PADDING = torch.tensor([0, 4, 9])
+DOCUMENTS = torch.tensor([[0] * 20, [0] * 4 + [4] * 16, [0] * 9 + [9] * 11])
+every_state = pytest.mark.parametrize("capacity", [None, LENGTH], ids=["growing", "fixed"])
 
 
-def setup(label="G-cg-q-12o", batch=3):
-    layer = randomise_(Mixer.from_label(label, hidden_size=16, max_length=20, rank=3)).double()
-    x = torch.randn(batch, 20, 16, dtype=torch.float64)
-    return layer, x, layer.new_state(batch)
+def setup(label="G-cg-q-12o", batch=3, capacity=None):
+    layer = randomise_(Mixer.from_label(label, hidden_size=16, max_length=LENGTH, rank=3)).double()
+    x = torch.randn(batch, LENGTH, 16, dtype=torch.float64)
+    return layer, x, layer.new_state(batch, capacity=capacity)
 
 
-@pytest.mark.parametrize("label", ["G-cg-q-12o", "R-12!", "S-p"])
-def test_reorder_and_repeat(label):
-    layer, x, state = setup(label)
-    with torch.no_grad():
-        layer(x[:, :7], state=state)
-        order = torch.tensor([2, 2, 0, 1])
-        assert_close(
-            layer(x[order, 7:12], state=state.reorder(order)), layer(x[order])[:, 7:12], tolerance=TIGHT
-        )
-        twice = x[order].repeat_interleave(2, dim=0)
-        assert_close(layer(twice[:, 12:13], state=state.repeat(2)), layer(twice)[:, 12:13], tolerance=TIGHT)
+def in_chunks(layer, x, state, sizes, starts=None):
+    """The outputs chunk by chunk; ``starts`` ``[B]`` is given to the first call only."""
+    outs, first = [], 0
+    for chunk in x.split(sizes, dim=1):
+        last = first + chunk.shape[1]
+        once = starts is None or starts.dim() == 1
+        rows = (None if first else starts) if once else starts[:, first:last]
+        outs.append(layer(chunk, state=state, starts=rows))
+        first = last
+    return torch.cat(outs, dim=1)
+
+
+@every_state
+@pytest.mark.parametrize("label", SOME)
+@pytest.mark.parametrize("sizes", [[5] + [1] * 15, [3, 4, 5, 8], [1] * 20, [20]], ids=len)
+@pytest.mark.parametrize("starts", [None, PADDING, DOCUMENTS], ids=["all", "padding", "documents"])
+@torch.no_grad()
+def test_any_chunks(label, sizes, starts, capacity):
+    """Padding is given once, also where it exceeds the first call."""
+    layer, x, state = setup(label, capacity=capacity)
+    assert_close(in_chunks(layer, x, state, sizes, starts), layer(x, starts=starts), tolerance=TIGHT)
+
+
+@every_state
+@torch.no_grad()
+def test_a_document_goes_on_when_no_starts_are_given(capacity):
+    layer, x, state = setup(capacity=capacity)
+    first = layer(x[:, :12], state=state, starts=DOCUMENTS[:, :12])
+    rest = in_chunks(layer, x[:, 12:], state, [1, 1, 6])
+    assert_close(torch.cat([first, rest], dim=1), layer(x, starts=DOCUMENTS), tolerance=TIGHT)
+
+
+@every_state
+@pytest.mark.parametrize("label", SOME)
+@torch.no_grad()
+def test_reorder_and_repeat(label, capacity):
+    layer, x, state = setup(label, capacity=capacity)
+    layer(x[:, :7], state=state, starts=PADDING.clamp(max=5))
+    order = torch.tensor([2, 2, 0, 1])
+    starts = PADDING.clamp(max=5)[order]
+    new = layer(x[order, 7:12], state=state.reorder(order))
+    assert_close(new, layer(x[order], starts=starts)[:, 7:12], tolerance=TIGHT)
+    twice = x[order].repeat_interleave(2, dim=0)
+    new = layer(twice[:, 12:13], state=state.repeat(2))
+    assert_close(new, layer(twice, starts=starts.repeat_interleave(2))[:, 12:13], tolerance=TIGHT)
     assert state.batch_size == 8
 
 
-@pytest.mark.parametrize("label", ["G-cg-q-12o", "R-12!", "S-pc"])
+@every_state
+@pytest.mark.parametrize("label", SOME)
 @pytest.mark.parametrize("kept", [0, 1, 2, 5, 12])
-def test_crop_goes_back(label, kept):
-    layer, x, state = setup(label)
+@torch.no_grad()
+def test_crop_goes_back(label, kept, capacity):
+    """Also to the starts of that position, and to none at all."""
+    layer, x, state = setup(label, capacity=capacity)
+    in_chunks(layer, x[:, :12], state, [7, 5], DOCUMENTS)
+    state.crop(kept)
+    assert state.length == kept
+    rest = in_chunks(layer, x[:, kept:], state, [3, 1, LENGTH - kept - 4], DOCUMENTS[:, kept:])
+    assert_close(rest, layer(x, starts=DOCUMENTS)[:, kept:], tolerance=TIGHT)
+    assert_close(layer(x[:, :3], state=state.crop(0)), layer(x[:, :3]), tolerance=TIGHT)
+
+
+@every_state
+@torch.no_grad()
+def test_crop_returns_to_the_starts_of_that_position(capacity):
+    layer, x, state = setup(capacity=capacity)
+    starts = torch.tensor([0] * 5 + [5] * 15).expand(3, -1)
+    layer(x[:, :9], state=state, starts=starts[:, :9])
+    state.crop(4)
+    rest = [layer(x[:, 4:5], state=state), layer(x[:, 5:], state=state, starts=starts[:, 5:])]
+    assert_close(torch.cat(rest, dim=1), layer(x, starts=starts)[:, 4:], tolerance=TIGHT)
+
+
+@every_state
+@torch.no_grad()
+def test_a_clone_is_independent(capacity):
+    layer, x, state = setup(capacity=capacity)
+    layer(x[:, :7], state=state)
+    branch = state.clone()
+    in_chunks(layer, x.flip(1)[:, :5], branch, [1] * 5)
+    assert (state.length, branch.length) == (7, 12)
+    assert_close(layer(x[:, 7:], state=state), layer(x)[:, 7:], tolerance=TIGHT)
+
+
+@every_state
+@torch.no_grad()
+def test_moved_and_cast(capacity):
+    layer, x, state = setup(capacity=capacity)
+    layer(x[:, :7], state=state)
+    single = state.clone().to(torch.float32)
+    assert single.keys.dtype == torch.float32
+    out = layer.float()(x[:, 7:].float(), state=single)
+    assert_close(out, layer.double()(x)[:, 7:], tolerance=1e-4)
+    assert state.to("meta").keys.device.type == "meta"
+
+
+@every_state
+def test_modes_can_change_between_steps(capacity):
+    """Inference mode, no_grad and, on a state that grows, training steps may follow each other."""
+    layer, x, state = setup(capacity=capacity)
+    with torch.inference_mode():
+        layer(x[:, :4], state=state)
+        layer(x[:, 4:6], state=state)
     with torch.no_grad():
-        layer(x[:, :7], state=state)
-        layer(x[:, 7:12], state=state)
-        state.crop(kept)
-        assert state.length == kept
-        assert_close(layer(x[:, kept:], state=state), layer(x)[:, kept:], tolerance=TIGHT)
+        layer(x[:, 6:8], state=state)
+    with torch.set_grad_enabled(capacity is None):
+        out = layer(x[:, 8:10], state=state)
+    if capacity is None:
+        out.sum().backward()
+    with torch.no_grad():
+        assert_close(layer(x[:, 10:], state=state), layer(x)[:, 10:], tolerance=TIGHT)
 
 
 def test_crop_beyond_the_rollback_is_refused_and_says_how_to_ask_for_it():
@@ -57,66 +154,6 @@ def test_crop_beyond_the_rollback_is_refused_and_says_how_to_ask_for_it():
         assert_close(layer(x, state=state), layer(x), tolerance=TIGHT)
     with pytest.raises(ValueError, match="between 0 and 200"):
         state.crop(201)
-
-
-def test_crop_returns_to_the_starts_of_that_position():
-    layer, x, state = setup()
-    starts = torch.tensor([0] * 5 + [5] * 15).expand(3, -1)
-    with torch.no_grad():
-        layer(x[:, :9], state=state, starts=starts[:, :9])
-        state.crop(4)
-        rest = torch.cat(
-            [layer(x[:, 4:5], state=state), layer(x[:, 5:], state=state, starts=starts[:, 5:])], dim=1
-        )
-        assert_close(rest, layer(x, starts=starts)[:, 4:], tolerance=TIGHT)
-
-
-def test_starts_hold_on_when_none_are_given():
-    layer, x, state = setup()
-    starts = torch.tensor([0, 4, 9])
-    with torch.no_grad():
-        parts = [
-            layer(x[:, :6], state=state, starts=starts),
-            layer(x[:, 6:11], state=state),
-            layer(x[:, 11:], state=state),
-        ]
-        assert_close(torch.cat(parts, dim=1), layer(x, starts=starts), tolerance=TIGHT)
-
-
-def test_a_clone_is_independent():
-    layer, x, state = setup()
-    with torch.no_grad():
-        layer(x[:, :7], state=state)
-        branch = state.clone()
-        layer(x.flip(1)[:, :5], state=branch)
-        assert_close(layer(x[:, 7:], state=state), layer(x)[:, 7:], tolerance=TIGHT)
-
-
-def test_moved_and_cast():
-    layer, x, state = setup()
-    with torch.no_grad():
-        layer(x[:, :7], state=state, starts=torch.tensor([0, 1, 2]))
-        assert state.to("meta").keys.device.type == "meta"
-        _, _, state = setup()
-        layer(x[:, :7], state=state)
-        state.to(torch.float32)
-        assert state.keys.dtype == torch.float32
-        out = layer.float()(x[:, 7:].float(), state=state)
-        assert_close(out, layer.double()(x)[:, 7:], tolerance=1e-4)
-
-
-def test_modes_can_change_between_steps():
-    """Inference mode, no_grad and training steps may follow each other on one state."""
-    layer, x, state = setup()
-    with torch.inference_mode():
-        layer(x[:, :4], state=state)
-        layer(x[:, 4:6], state=state)
-    with torch.no_grad():
-        layer(x[:, 6:8], state=state)
-    out = layer(x[:, 8:10], state=state)
-    out.sum().backward()
-    with torch.no_grad():
-        assert_close(layer(x[:, 10:], state=state), layer(x)[:, 10:], tolerance=TIGHT)
 
 
 def test_bad_arguments():
@@ -182,13 +219,6 @@ def test_a_state_must_fit_the_layer_and_its_precision():
     with pytest.raises(ValueError, match=r"the state holds torch.bfloat16 .* this call makes torch.float32"):
         layer(x[:, 5:], state=state)
     assert state.length == 5
-
-
-def test_crop_to_nothing_forgets_starts():
-    layer, x, state = setup()
-    with torch.no_grad():
-        layer(x[:, :6], state=state, starts=torch.tensor([0, 1, 2]))
-        assert_close(layer(x, state=state.crop(0)), layer(x), tolerance=TIGHT)
 
 
 def test_small_integers_as_starts():
