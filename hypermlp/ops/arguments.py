@@ -13,12 +13,11 @@ from torch import Tensor
 class Mix(NamedTuple):
     """One diagonal-plus-low-rank mix along the sequence, ``R = I + Diag(diag) + left Diag(gate) rightᵀ``.
 
-    Letters: H heads, L slots, r rank, B sequences, Tq queries. In the first mix of
-    "glu", the dimension H of all four tensors is twice the number of heads: one entry for each branch, first
-    all gates, then all scales. Slots count from 0: row ``i`` of ``diag``, ``left`` and ``right`` belongs
-    to lag ``i`` in layout "lag" (0 is the query itself), to the ``i``-th visible position in layout
-    "forward". A query that sees n keys uses rows 0 to n - 1, so its R is ``[n, n]``; L may be larger than any
-    n.
+    Letters: H heads, L slots, r rank, B sequences, Tq queries. In the first mix of "glu", the dimension H of
+    all four tensors is twice the number of heads: one entry for each branch, first all gates, then all
+    scales. Slots count from 0: row ``i`` of ``diag``, ``left`` and ``right`` belongs to lag ``i`` in layout
+    "lag" (0 is the query itself), to the ``i``-th visible position in layout "forward". A query that sees n
+    keys uses rows 0 to n - 1, so its R is ``[n, n]``; L may be larger than any n.
 
     Attributes:
         diag: ``[H, L]``.

@@ -1,6 +1,6 @@
 // One block of score rows of one head, in a buffer that can be read in two ways: in ordinary order (one
-// column per key) and aligned by slot. docs/performance.md has a picture. hypermlp/ops/score_block.py does the same
-// for all heads of a batch.
+// column per key) and aligned by slot. docs/performance.md has a picture. hypermlp/ops/score_block.py does
+// the same for all heads of a batch.
 //
 // Between the rows is a gap of one panel, because products store whole panels. What they store beside a row
 // falls into the gap, or on keys that the row does not see; mask() zeroes both.

@@ -8,9 +8,8 @@
 //     panels[column / kPanel * step + row * kPanel + column % kPanel]
 //
 // Columns are padded with zeros. Matrices of at most kLanes columns may have panels of half the width. A
-// micro-kernel computes a tile in registers: up to kTile rows times a panel,
-// or up to kTallTile rows times the first half of one. A right factor whose rows are dense can also be read
-// in place (add_in_place).
+// micro-kernel computes a tile in registers: up to kTile rows times a panel, or up to kTallTile rows times
+// the first half of one. A right factor whose rows are dense can also be read in place (add_in_place).
 #pragma once
 
 #include <algorithm>
