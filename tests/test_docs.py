@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hypermlp.bench import efficiency, goals, lm, op, window
+from hypermlp.bench import efficiency, lm, op, window
 from hypermlp.cli import main
 from hypermlp.evals.positions import KIND, position_table
 from hypermlp.evals.recall import SUITE, recall_table
@@ -245,7 +245,7 @@ def test_the_keys_of_a_recipe():
 
 def test_the_goals_of_the_kernels():
     rows = read_record(ROOT / "docs" / "results" / "bench-goals.json", "bench-goals")["results"]
-    assert goals.table(rows).markdown() in (ROOT / "docs" / "performance.md").read_text()
+    assert op.goal_table(rows).markdown() in (ROOT / "docs" / "performance.md").read_text()
 
 
 def test_costs_of_baselines():

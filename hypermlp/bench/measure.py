@@ -1,6 +1,5 @@
 """Interleaved timing and peak memory."""
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -56,17 +55,9 @@ def quartiles(values: Sequence[float]) -> tuple[float, float]:
     return first, third
 
 
-def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the median, from order statistics: it assumes no distribution.
-
-    With fewer than six values it is their whole range, which then covers less than 95 %.
-    """
-    ordered, count = sorted(values), len(values)
-    outside, beyond = 0, math.comb(count, 0) / 2**count  # beyond: the chance that the median is below
-    while beyond + math.comb(count, outside + 1) / 2**count <= 0.025:
-        outside += 1
-        beyond += math.comb(count, outside) / 2**count
-    return ordered[outside], ordered[count - 1 - outside]
+def with_quartiles(ratio: float, quarters: Sequence[float] | None) -> str:
+    """Return the text of a ratio with its quartiles, which ratios of memory and older records do not have."""
+    return f"{ratio:.2f} ({quarters[0]:.2f} to {quarters[1]:.2f})" if quarters else f"{ratio:.2f}"
 
 
 def _timed(work: Work) -> float:

@@ -10,7 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hypermlp.bench.measure import WARMUPS, Row, Work, interleaved_times, peak_bytes, quartiles
+from hypermlp.bench.measure import (
+    WARMUPS,
+    Row,
+    Work,
+    interleaved_times,
+    peak_bytes,
+    quartiles,
+    with_quartiles,
+)
 from hypermlp.costs.mixer import core_flops, forward_flops
 from hypermlp.layers import Mixer
 from hypermlp.ops import hyper_attention
@@ -19,19 +27,18 @@ from hypermlp.testing import op_inputs, randomise_
 
 GEMM_SIZE = 1536
 SOFTMAX_HEADS = (2, 12)  # the faster one counts; a count that does not divide the width is left out
+RATIO = ("ratio", lambda row: with_quartiles(row["ratio"], row.get("ratio_quartiles")))
+SIZE = (("B", "{batch}"), ("T", "{length}"), ("D", "{hidden}"), ("threads", "{threads}"))
 COLUMNS: Columns = [
     ("what", "{what}"),
     ("backend", "{backend}"),
-    ("B", "{batch}"),
-    ("T", "{length}"),
-    ("D", "{hidden}"),
-    ("threads", "{threads}"),
+    *SIZE,
     ("ours ms", "{ours_ms:.2f}"),
     (
         "softmax ms (heads)",
         lambda row: ", ".join(f"{ms:.2f} ({heads})" for heads, ms in row["softmax_ms"].items()),
     ),
-    ("ratio", lambda row: _ratio(row)),
+    RATIO,
     (
         "of GEMM peak",
         lambda row: "" if row["share_of_gemm_peak"] is None else f"{row['share_of_gemm_peak']:.0%}",
@@ -41,15 +48,38 @@ COLUMNS: Columns = [
 ]
 
 
-def _ratio(row: Row) -> str:
-    """Return the ratio with its quartiles, which older records do not have."""
-    ratio, found = f"{row['ratio']:.2f}", row.get("ratio_quartiles")
-    return f"{ratio} ({found[0]:.2f} to {found[1]:.2f})" if found else ratio
+GOAL_COLUMNS: Columns = [
+    ("goal", "{goal}"),
+    RATIO,
+    ("at most", "{at_most:.2f}"),
+    ("aim", "{aim:.2f}"),
+    ("reached", lambda row: "yes" if row["ratio"] <= row["at_most"] else "no"),
+]
+COMMIT_COLUMNS: Columns = [
+    ("what", "{what}"),
+    *SIZE,
+    ("this tree, ms", "{ours_ms:.2f}"),
+    ("commit, ms", "{theirs_ms:.2f}"),
+    ("ratio", "{ratio:.3f}"),
+    ("quartiles", "{ratio_quartiles[0]:.3f} to {ratio_quartiles[1]:.3f}"),
+    ("95 % of the median", "{ratio_interval[0]:.3f} to {ratio_interval[1]:.3f}"),
+    ("ratios", "{ratios}"),
+]
 
 
 def table(rows: list[Row]) -> Table:
     """Return the table of rows that ``OpBench`` measured."""
     return Table.of(rows, COLUMNS, left=frozenset({"backend"}))
+
+
+def goal_table(rows: list[Row]) -> Table:
+    """Return the table of the goals that ``hypermlp bench op --goals`` measured."""
+    return Table.of(rows, GOAL_COLUMNS)
+
+
+def commit_table(rows: list[Row]) -> Table:
+    """Return the table of a comparison of two commits; a ratio below 1 means that this tree is faster."""
+    return Table.of(rows, COMMIT_COLUMNS)
 
 
 @dataclass(frozen=True)

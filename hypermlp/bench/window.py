@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from hypermlp.bench.measure import Row, Work, interleaved_times, quartiles, random_tokens
+from hypermlp.bench.measure import Row, Work, interleaved_times, quartiles, random_tokens, with_quartiles
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
 from hypermlp.reporting.table import Columns, Table
 
@@ -24,18 +24,12 @@ COLUMNS: Columns = [
     ("state ratio (goal 2.5)", "{state_ratio:.2f}"),
     ("decode after 1 window, ms/token", "{decode_ms[0]:.2f}"),
     ("after 10", "{decode_ms[1]:.2f}"),
-    ("decoding ratio (goal 1.2)", lambda row: _with_quartiles(row, "decode")),
+    ("decoding ratio (goal 1.2)", lambda row: with_quartiles(row["decode_ratio"], row["decode_quartiles"])),
     ("training step at T = 4w, ms", "{train_ms[0]:.0f}"),
     ("at 8w", "{train_ms[1]:.0f}"),
-    ("training ratio (goal 2.5)", lambda row: _with_quartiles(row, "train")),
+    ("training ratio (goal 2.5)", lambda row: with_quartiles(row["train_ratio"], row["train_quartiles"])),
     ("reached", lambda row: "yes" if row["reached"] else "no"),
 ]
-
-
-def _with_quartiles(row: Row, name: str) -> str:
-    return (
-        f"{row[f'{name}_ratio']:.2f} ({row[f'{name}_quartiles'][0]:.2f} to {row[f'{name}_quartiles'][1]:.2f})"
-    )
 
 
 def table(rows: list[Row]) -> Table:

@@ -3,16 +3,22 @@
 ``bench op`` needs PyTorch only, so what the others measure is imported when they are called.
 """
 
+import importlib
 import itertools
 import json
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
 
-from hypermlp.bench import commits, goals, op
+import hypermlp
+from hypermlp.bench import op
 from hypermlp.bench.gate import check_backend
 from hypermlp.bench.idle import check_idle
-from hypermlp.bench.measure import WARMUPS
+from hypermlp.bench.measure import WARMUPS, Row
 from hypermlp.commands.shared import (
     DEVICE,
     SET,
@@ -31,6 +37,7 @@ from hypermlp.ops import available_backends
 from hypermlp.ops.arguments import Request
 from hypermlp.ops.dispatch import BACKENDS
 from hypermlp.paper.efficiency import SETTING
+from hypermlp.reporting.table import Table
 
 
 @command(
@@ -55,7 +62,7 @@ from hypermlp.paper.efficiency import SETTING
     Argument(
         "--goals",
         action="store_true",
-        help="measure the goals of the native kernels instead (sizes, memory, threads; 2 threads)",
+        help="measure the goals of the native kernels instead, in a git checkout (2 threads)",
     ),
     Argument(
         "--against",
@@ -74,11 +81,46 @@ def op_command(args: Args) -> None:
     require_measuring(args, rounds=1)
     check_idle(record=bool(args.json))
     if args.against:
-        _compare_commits(args)
-        return
-    if args.goals:
-        _measure_goals(args)
-        return
+        _require_alone(args, "against", "sweep", "softmax_heads", "backend", "goals")
+        rows = maintainer_tool("commits").run(args)
+        _finish_idle(args, "bench-commits", vars(args), rows, op.commit_table)
+    elif args.goals:
+        _require_alone(args, "goals", "sweep", "softmax_heads", "backend", "threads")
+        rows = maintainer_tool("goals").run(args)
+        limits = {"rounds": args.rounds, "seconds": args.seconds}
+        _finish_idle(args, "bench-goals", limits, rows, op.goal_table)
+    else:
+        _finish_idle(args, "bench-op", vars(args), _measure_sizes(args), op.table)
+
+
+def _require_alone(args: Args, name: str, *others: str) -> None:
+    """Raise UserError if one of the other arguments was given."""
+    if any(getattr(args, other) for other in others):
+        *flags, last = (f"--{other.replace('_', '-')}" for other in others)
+        raise UserError(f"--{name} does not go with {', '.join(flags)} or {last}; drop them")
+
+
+def maintainer_tool(name: str) -> ModuleType:
+    """Import a file of ``tools/``, which a git checkout has and a wheel does not."""
+    root = Path(hypermlp.__file__).parents[1]
+    if not (root / "tools" / f"{name}.py").is_file():
+        raise UserError("--goals and --against need a git checkout of hypermlp: they are not in its packages")
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    return importlib.import_module(f"tools.{name}")
+
+
+def _finish_idle(
+    args: Args, kind: str, settings: dict[str, Any], rows: list[Row], table: Callable[[list[Row]], Table]
+) -> None:
+    """Print the results, check that the machine was idle until the end, and write the record."""
+    print(table(rows).markdown())
+    check_idle(record=bool(args.json))
+    save_record(args.json, kind, settings, rows)
+
+
+def _measure_sizes(args: Args) -> list[Row]:
+    """Measure one size or those of ``--sweep``, with every backend that fits and is right."""
     if args.softmax_heads and args.sweep:
         raise UserError("--softmax-heads does not go with --sweep, which has many widths; drop one")
     for heads in args.softmax_heads or []:
@@ -99,51 +141,11 @@ def op_command(args: Args) -> None:
     rows = []
     for done, (case, backend) in enumerate(itertools.product(cases, backends), 1):
         torch.set_num_threads(case.threads)
-        rows += op.OpBench(
-            args.label,
-            case,
-            backend,
-            softmax_heads=args.softmax_heads,
-            rounds=args.rounds,
-            seconds=args.seconds,
-        ).rows()
+        limits = {"rounds": args.rounds, "seconds": args.seconds}
+        rows += op.OpBench(args.label, case, backend, softmax_heads=args.softmax_heads, **limits).rows()
         if args.sweep:
             print(f"{done} of {len(cases) * len(backends)}: {backend} {case}", file=sys.stderr, flush=True)
-    print(op.table(rows).markdown())
-    check_idle(record=bool(args.json))
-    save_record(args.json, "bench-op", vars(args), rows)
-
-
-def _measure_goals(args: Args) -> None:
-    if args.sweep or args.softmax_heads or args.backend or args.threads:
-        raise UserError(
-            "--goals does not go with --sweep, --softmax-heads, --backend or --threads; drop them"
-        )
-    print(f"native: {check_backend('native')} cases equal the reference", flush=True)
-    rows = goals.measure(
-        rounds=args.rounds,
-        seconds=args.seconds,
-        report=lambda case: print(case, file=sys.stderr, flush=True),
-    )
-    print(goals.table(rows).markdown())
-    check_idle(record=bool(args.json))
-    save_record(args.json, "bench-goals", {"rounds": args.rounds, "seconds": args.seconds}, rows)
-
-
-def _compare_commits(args: Args) -> None:
-    if args.sweep or args.softmax_heads or args.backend or args.goals:
-        raise UserError(
-            "--against does not go with --sweep, --softmax-heads, --backend or --goals; drop them"
-        )
-    MixerConfig.from_label(args.label, hidden_size=args.hidden, max_length=args.length)
-    settings = {name: getattr(args, name) for name in ("label", "batch", "length", "hidden", "rounds")}
-    settings["threads"] = args.threads or torch.get_num_threads()
-    with commits.worktree(args.against) as tree:
-        print(f"{args.label}: this tree against {args.against}, {4 * args.seconds:.0f} s at most", flush=True)
-        rows = commits.compare(tree, settings, seconds=args.seconds)
-    print(commits.table(rows).markdown())
-    check_idle(record=bool(args.json))
-    save_record(args.json, "bench-commits", vars(args), rows)
+    return rows
 
 
 def _op_backends(args: Args, cases: list[op.Case]) -> list[str]:
@@ -296,6 +298,5 @@ def window_command(args: Args) -> None:
     mixers = chosen_mixers(args.mixer)
     print(f"{len(mixers)} models, about {2 * len(mixers) * args.seconds / 60 + 1:.0f} min", flush=True)
     rows = [window.measure(mixer, **sizes) for mixer in mixers]
-    print(window.table(rows).markdown())
-    check_idle(record=bool(args.json))
-    save_record(args.json, "bench-window", {**sizes, "threads": torch.get_num_threads()}, rows)
+    settings = {**sizes, "threads": torch.get_num_threads()}
+    _finish_idle(args, "bench-window", settings, rows, window.table)

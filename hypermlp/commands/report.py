@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hypermlp.bench import commits, efficiency, goals, gpu, lm, op, window
+from hypermlp.bench import efficiency, gpu, lm, op, window
 from hypermlp.commands.shared import Args, Argument, command
 from hypermlp.evals import positions, recall
 from hypermlp.evals.figures import position_chart, write_position_figure
@@ -132,8 +132,8 @@ KINDS = {
     ),
     "gpu-check": Kind("The Triton kernels on a GPU", _all_rows(gpu.table)),
     "bench-op": Kind("Operator and layer against softmax attention", _all_rows(op.table)),
-    "bench-goals": Kind("Goals of the CPU kernels", _all_rows(goals.table)),
-    "bench-commits": Kind("The layer of two commits", _all_rows(commits.table)),
+    "bench-goals": Kind("Goals of the CPU kernels", _all_rows(op.goal_table)),
+    "bench-commits": Kind("The layer of two commits", _all_rows(op.commit_table)),
     "bench-lm": Kind("Training throughput", _all_rows(lm.throughput_table)),
     "bench-mixers": Kind("Costs of all mixers", _all_rows(lm.cost_table)),
     "bench-table": Kind("Efficiency", _all_rows(efficiency.table)),

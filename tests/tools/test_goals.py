@@ -5,9 +5,14 @@ from functools import partial
 import pytest
 import torch
 
-from hypermlp.bench import goals
-from hypermlp.bench.goals import MEMORY, Goal, Pair
+import hypermlp
+from hypermlp.bench.op import goal_table
+from hypermlp.commands.bench import maintainer_tool
+from hypermlp.errors import UserError
 from hypermlp.ops import native
+
+goals = maintainer_tool("goals")
+MEMORY, Goal, Pair = goals.MEMORY, goals.Goal, goals.Pair
 
 
 @pytest.mark.thorough
@@ -37,8 +42,14 @@ def test_every_goal_is_measured(monkeypatch):
     for row in (rows[0], *rows[2:]):
         low, high = row["ratio_quartiles"]
         assert 0 < low <= row["ratio"] <= high
-    lines = goals.table(rows).markdown().splitlines()[2:]
+    lines = goal_table(rows).markdown().splitlines()[2:]
     assert [line.rsplit("| ", 1)[1] for line in lines] == ["yes |", "no |", "no |", "yes |", "no |"]
+
+
+def test_a_wheel_has_no_tools(monkeypatch, tmp_path):
+    monkeypatch.setattr(hypermlp, "__file__", str(tmp_path / "hypermlp" / "__init__.py"))
+    with pytest.raises(UserError, match="need a git checkout"):
+        maintainer_tool("goals")
 
 
 def test_goals_name_their_cases():

@@ -1,44 +1,43 @@
-"""The layer of this source tree against the layer of another commit, interleaved."""
+"""The layer of this source tree against the layer of another commit, interleaved.
+
+``hypermlp bench op --against COMMIT`` compares them.
+"""
 
 import contextlib
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import torch
+
 import hypermlp
-from hypermlp.bench.measure import WARMUPS, Row, median_interval, quartiles
+from hypermlp.bench.measure import WARMUPS, Row, quartiles
+from hypermlp.commands.shared import Args
+from hypermlp.config import MixerConfig
 from hypermlp.errors import UserError
-from hypermlp.reporting.table import Columns, Table
 
 ROOT = Path(hypermlp.__file__).parents[1]
 WORKER = Path(__file__).with_name("commit_worker.py")
 PAUSE = 0.01  # seconds between timings: the threads of the other process go to sleep
-COLUMNS: Columns = [
-    ("what", "{what}"),
-    ("B", "{batch}"),
-    ("T", "{length}"),
-    ("D", "{hidden}"),
-    ("threads", "{threads}"),
-    ("this tree, ms", "{ours_ms:.2f}"),
-    ("commit, ms", "{theirs_ms:.2f}"),
-    ("ratio", "{ratio:.3f}"),
-    ("quartiles", "{ratio_quartiles[0]:.3f} to {ratio_quartiles[1]:.3f}"),
-    ("95 % of the median", "{ratio_interval[0]:.3f} to {ratio_interval[1]:.3f}"),
-    ("ratios", "{ratios}"),
-]
 
 
-def table(rows: list[Row]) -> Table:
-    """Return the table of rows that ``compare`` returned; a ratio below 1 means that this tree is faster."""
-    return Table.of(rows, COLUMNS)
+def run(args: Args) -> list[Row]:
+    """Compare the layers for ``hypermlp bench op --against COMMIT``."""
+    MixerConfig.from_label(args.label, hidden_size=args.hidden, max_length=args.length)  # raises if not valid
+    settings = {name: getattr(args, name) for name in ("label", "batch", "length", "hidden", "rounds")}
+    settings["threads"] = args.threads or torch.get_num_threads()
+    with worktree(args.against) as tree:
+        print(f"{args.label}: this tree against {args.against}, {4 * args.seconds:.0f} s at most", flush=True)
+        return compare(tree, settings, seconds=args.seconds)
 
 
 @contextlib.contextmanager
@@ -123,6 +122,19 @@ def compare(tree: Path, settings: dict[str, Any], *, seconds: float) -> list[Row
         names = ours.setup(sizes)
         theirs.setup(sizes)
         return [_compare(name, ours, theirs, settings, seconds) for name in names]
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of the median, from order statistics: it assumes no distribution.
+
+    With fewer than six values it is their whole range, which then covers less than 95 %.
+    """
+    ordered, count = sorted(values), len(values)
+    outside, beyond = 0, math.comb(count, 0) / 2**count  # beyond: the chance that the median is below
+    while beyond + math.comb(count, outside + 1) / 2**count <= 0.025:
+        outside += 1
+        beyond += math.comb(count, outside) / 2**count
+    return ordered[outside], ordered[count - 1 - outside]
 
 
 def _compare(name: str, ours: Worker, theirs: Worker, settings: dict[str, Any], seconds: float) -> Row:

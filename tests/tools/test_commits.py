@@ -5,11 +5,14 @@ import sys
 
 import pytest
 
-from hypermlp.bench import commits
 from hypermlp.bench.idle import busy_processes
-from hypermlp.bench.measure import median_interval, quartiles
+from hypermlp.bench.measure import quartiles
+from hypermlp.bench.op import commit_table
+from hypermlp.commands.bench import maintainer_tool
 from hypermlp.errors import UserError
 
+commits = maintainer_tool("commits")
+median_interval = commits.median_interval
 SMALL = {"label": "G-cg-q-12o", "batch": 1, "length": 16, "hidden": 32, "threads": 1, "rounds": 5}
 
 
@@ -35,7 +38,7 @@ def test_this_tree_against_a_commit(checkout):
         assert 0 < low <= row["ratio"] <= high
         assert row["ratios"] == SMALL["rounds"]
         assert row["ratio_interval"][0] <= row["ratio"] <= row["ratio_interval"][1]
-    assert "quartiles" in commits.table(rows).markdown()
+    assert "quartiles" in commit_table(rows).markdown()
 
 
 def test_the_interval_of_a_median():

@@ -1,5 +1,9 @@
-"""The goals of the CPU kernels: ratios that a layer should reach, most of them to softmax attention."""
+"""The goals of the CPU kernels: ratios that a layer should reach, most of them to softmax attention.
 
+``hypermlp bench op --goals`` measures them.
+"""
+
+import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -10,10 +14,11 @@ from typing import Any
 
 import torch
 
+from hypermlp.bench.gate import check_backend
 from hypermlp.bench.measure import Row, Work, interleaved_times, quartiles
 from hypermlp.bench.op import Case, Computation, OpBench
+from hypermlp.commands.shared import Args
 from hypermlp.layers import Mixer
-from hypermlp.reporting.table import Columns, Table
 from hypermlp.testing import randomise_
 
 LABEL = "G-cg-q-12o"
@@ -115,24 +120,15 @@ PAIRS = (
     ),
 )
 
-COLUMNS: Columns = [
-    ("goal", "{goal}"),
-    (
-        "ratio",
-        lambda row: (
-            f"{row['ratio']:.2f}"
-            + (" ({:.2f} to {:.2f})".format(*row["ratio_quartiles"]) if row["ratio_quartiles"] else "")
-        ),
-    ),
-    ("at most", "{at_most:.2f}"),
-    ("aim", "{aim:.2f}"),
-    ("reached", lambda row: "yes" if row["ratio"] <= row["at_most"] else "no"),
-]
 
-
-def table(rows: list[Row]) -> Table:
-    """Return the table of rows that ``measure`` returned."""
-    return Table.of(rows, COLUMNS)
+def run(args: Args) -> list[Row]:
+    """Measure the goals for ``hypermlp bench op --goals``."""
+    print(f"native: {check_backend('native')} cases equal the reference", flush=True)
+    return measure(
+        rounds=args.rounds,
+        seconds=args.seconds,
+        report=lambda case: print(case, file=sys.stderr, flush=True),
+    )
 
 
 def measure(*, rounds: int, seconds: float, report: Callable[[str], None]) -> list[Row]:
@@ -147,18 +143,19 @@ def measure(*, rounds: int, seconds: float, report: Callable[[str], None]) -> li
 
         def in_the_middle(function: Callable[..., list[Row]], *arguments: Any) -> dict[str, Row]:
             """Return the rows of the process with the median ratio, by what they measure."""
-            found: dict[str, list[Row]] = {}
+            measured: dict[str, list[Row]] = {}
             for _ in range(PROCESSES):
                 for row in processes.submit(function, *arguments, rounds, seconds).result():
-                    found.setdefault(row["what"], []).append(row)
-            return {what: sorted(given, key=_ratio)[PROCESSES // 2] for what, given in found.items()}
+                    measured.setdefault(row["what"], []).append(row)
+            by_ratio = (sorted(same, key=lambda row: row["ratio"]) for same in measured.values())
+            return {row["what"]: row for row in (same[PROCESSES // 2] for same in by_ratio)}
 
-        measured: dict[Case, dict[str, Row]] = {}
+        cases: dict[Case, dict[str, Row]] = {}
         for goal in GOALS:
-            if goal.case not in measured:
+            if goal.case not in cases:
                 report(str(goal.case))
-                measured[goal.case] = in_the_middle(_measure_case, goal.case)
-            row = measured[goal.case][goal.what]
+                cases[goal.case] = in_the_middle(_measure_case, goal.case)
+            row = cases[goal.case][goal.what]
             if goal.quantity == MEMORY:
                 row = {"ratio": row["ours_mib"] / row["softmax_mib"], "ratio_quartiles": None}
             rows.append(_judged(goal, row))
@@ -179,10 +176,6 @@ def _measure_pair(works: Callable[[], tuple[Work, Work]], rounds: int, seconds: 
     times = interleaved_times({"first": first, "second": second}, rounds=rounds, seconds=seconds)
     ratios = [b / a for a, b in zip(times["first"], times["second"], strict=True)]
     return [{"what": "pair", "ratio": median(ratios), "ratio_quartiles": quartiles(ratios)}]
-
-
-def _ratio(row: Row) -> float:
-    return row["ratio"]
 
 
 def _judged(goal: Goal | Pair, row: Row) -> Row:
