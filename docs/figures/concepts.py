@@ -12,8 +12,9 @@ from torch import Tensor
 
 from hypermlp import HyperMLP
 from hypermlp.inspect.capture import Capture, capture
-from hypermlp.inspect.figures import new_figure, save, signed_image
-from hypermlp.inspect.internals import kernels
+from hypermlp.inspect.figures import signed_image
+from hypermlp.layers.internals import kernels
+from hypermlp.reporting.figures import new_figure, save
 
 LENGTH, HIDDEN, STEP = 14, 20, 13
 

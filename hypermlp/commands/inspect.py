@@ -13,6 +13,7 @@ from hypermlp.inspect import figures
 from hypermlp.inspect.page import page
 from hypermlp.inspect.panels import panels
 from hypermlp.models.loading import load, model_folder
+from hypermlp.reporting.figures import new_figure
 
 PROGRAM = "def area(radius):\n    return 3.14 * radius * radius\n\nprint(area(2))\n"
 LARGE = 8  # MB, above which a phone takes long to open the page
@@ -35,7 +36,7 @@ def main(args: Args) -> None:
     require_at_least(args, tokens=2)
     prompt = default_prompt(args.checkpoint) if args.prompt is None else read_prompt(args.prompt, files=True)
     if args.figures:
-        figures.new_figure(1, 1)  # raises without matplotlib, before the long work
+        new_figure(1, 1)  # raises without matplotlib, before the long work
         Path(args.figures).mkdir(parents=True, exist_ok=True)
     transformers.logging.disable_progress_bar()
     model, tokenizer = load(args.checkpoint)

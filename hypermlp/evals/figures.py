@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hypermlp.errors import UserError
-from hypermlp.inspect.figures import new_figure, save
 from hypermlp.label import PAPER_NAMES
 from hypermlp.reporting.charts import Series, line_chart
+from hypermlp.reporting.figures import new_figure, save
 from hypermlp.reporting.results import COLOURS
 
 SHORT_NAMES = {label: name for name, label in PAPER_NAMES.items()}

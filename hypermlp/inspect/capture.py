@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hypermlp.config import MixerConfig
 from hypermlp.errors import UserError
-from hypermlp.inspect.internals import convolved, kernels, operands, rotated
+from hypermlp.layers.internals import convolved, kernels, operands, rotated
 from hypermlp.layers.mixer import Mixer
 from hypermlp.ops.arguments import Attention
 from hypermlp.ops.layout import slot_maps

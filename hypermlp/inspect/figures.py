@@ -1,6 +1,5 @@
 """Each panel of the page as PNG and SVG, for papers: a grid of layers (rows) and heads (columns)."""
 
-import io
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -9,37 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hypermlp.errors import UserError
-from hypermlp.files import write_bytes
-from hypermlp.inspect.internals import Kernels
 from hypermlp.inspect.panels import BINS, Head, Layer, Panels, Routing, pre_activations
+from hypermlp.layers.internals import Kernels
+from hypermlp.reporting.figures import new_figure, save
 
-FORMATS = ("png", "svg")
 INCH = 2.4  # side of one small picture
 GRID = 240  # points along a side of the routing map
 LINE = 72  # characters of text in a row
 DYNAMIC = {0.0: "gates held still", 1.0: "as it is", 4.0: "gates 4 times as lively"}
-
-
-def new_figure(width: float, height: float, layout: Any = "constrained") -> Any:
-    """Return an empty figure of this size in inches, which Matplotlib draws without a display."""
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UserError("figures need matplotlib: pip install 'hypermlp[report]'") from error
-    matplotlib.rcParams.update({"font.size": 8, "svg.hashsalt": "hypermlp", "svg.fonttype": "none"})
-    return Figure(figsize=(width, height), layout=layout)
-
-
-def save(figure: Any, folder: Path, name: str) -> Iterator[Path]:
-    """Write the figure in every format and yield the paths; equal figures give equal bytes."""
-    for kind in FORMATS:
-        path, drawn = folder / f"{name}.{kind}", io.BytesIO()
-        metadata = {"Date": None} if kind == "svg" else {"Software": None}
-        figure.savefig(drawn, format=kind, dpi=160, bbox_inches="tight", metadata=metadata)
-        write_bytes(path, drawn.getvalue())
-        yield path
 
 
 def write_figures(found: Panels, folder: Path) -> Iterator[Path]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hypermlp.errors import UserError
 from hypermlp.inspect.capture import Capture, capture_model
-from hypermlp.inspect.internals import Kernels, gate_parameters, kernels
+from hypermlp.layers.internals import Kernels, gate_parameters, kernels
 
 BINS = 24  # of the histograms of gates
 ROUTED = 24  # slots on the routing map: with more, their borders could not be told apart

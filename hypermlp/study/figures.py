@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hypermlp.errors import UserError
-from hypermlp.inspect.figures import new_figure, save
+from hypermlp.reporting.figures import new_figure, save
 from hypermlp.study.protocol import HEADLINE_ROWS
 from hypermlp.study.summary import Study
 

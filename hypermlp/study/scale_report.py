@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from hypermlp.inspect.figures import new_figure, save
 from hypermlp.jobs.cells import finite_fields
 from hypermlp.reporting.charts import Series, line_chart
+from hypermlp.reporting.figures import new_figure, save
 from hypermlp.reporting.page import render
 from hypermlp.reporting.table import Table
 from hypermlp.study.figures import row_name

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hypermlp.config import MixerConfig
 from hypermlp.costs.mixer import core_flops, flops_table, parameter_table, state_bytes
-from hypermlp.inspect.internals import gate_parameters
+from hypermlp.layers.internals import gate_parameters
 from hypermlp.theory.check import check, far, largest, provided
 from hypermlp.theory.geometry import bend, excess_rank
 from hypermlp.theory.objects import (

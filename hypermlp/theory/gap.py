@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hypermlp.inspect.internals import gate_parameters
+from hypermlp.layers.internals import gate_parameters
 from hypermlp.theory.check import check, provided
 from hypermlp.theory.geometry import bend, boundary, off_line
 from hypermlp.theory.objects import BRANCHES, Step, random_layer, random_step

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hypermlp.inspect.internals import gate_parameters
+from hypermlp.layers.internals import gate_parameters
 from hypermlp.theory.check import check, far, largest, provided, size
 from hypermlp.theory.objects import SIZES, Step, T, random_query, random_rows, random_step, times
 

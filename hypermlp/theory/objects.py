@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hypermlp.config import MixerConfig
 from hypermlp.errors import UserError
-from hypermlp.inspect.internals import convolved, gate_parameters, gate_values
+from hypermlp.layers.internals import convolved, gate_parameters, gate_values
 from hypermlp.layers.mixer import Mixer
 from hypermlp.ops import Mix, hyper_attention
 from hypermlp.testing import randomise_

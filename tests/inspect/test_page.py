@@ -15,6 +15,7 @@ from hypermlp.inspect import figures
 from hypermlp.inspect.page import encoded
 from hypermlp.inspect.panels import panels, pre_activations
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
+from hypermlp.reporting.figures import FORMATS, new_figure
 from hypermlp.testing import randomise_
 from hypermlp.theory.objects import Step
 from hypermlp.train.tokenization import build_tokenizer
@@ -210,7 +211,7 @@ def test_figures(tmp_path, capsys):
     assert "page.html: 1 layers, 12 tokens" in capsys.readouterr().out
     names = {"memory", "activation", "contribution", "growth", "kernels", "mix", "gates", "routing"}
     written = sorted(path.name for path in (tmp_path / "figures").iterdir())
-    assert written == sorted(f"{name}.{kind}" for name in names for kind in figures.FORMATS)
+    assert written == sorted(f"{name}.{kind}" for name in names for kind in FORMATS)
 
 
 def test_figures_without_content_are_left_out(checkpoint, tmp_path):
@@ -248,7 +249,7 @@ def test_half_precision_is_captured_in_float32(tmp_path):
     found = panels(model, tokenizer, PROMPT, tokens=9)
     assert len(found.tokens) == 9
     assert found.layers[0].heads[0].activation.dtype == torch.float32
-    figures.draw_routing(figures.new_figure(3, 3).subplots(), found.layers[0].heads[0].routing, 1.0)
+    figures.draw_routing(new_figure(3, 3).subplots(), found.layers[0].heads[0].routing, 1.0)
 
 
 def test_a_model_of_the_package_has_a_prompt(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""The internals of a layer that captures and the theory read.
+"""The internals of a layer that ``hypermlp.inspect`` and ``hypermlp.theory`` read.
 
 Only this file depends on how a layer prepares the operands of the operator.
 
