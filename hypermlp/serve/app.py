@@ -64,8 +64,8 @@ class _Job(TextStreamer, StoppingCriteria):
 
     def _end(self) -> int | None:
         """Return where the first stop text begins; None if there is none yet."""
-        found = [place for place in map(self.text.find, self.request.stop) if place >= 0]
-        return min(found, default=None)
+        places = [place for place in map(self.text.find, self.request.stop) if place >= 0]
+        return min(places, default=None)
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         """Send on what cannot be the beginning of a stop text."""
@@ -78,6 +78,13 @@ class _Job(TextStreamer, StoppingCriteria):
 
     def send(self, piece: str | Exception | None) -> None:
         self.loop.call_soon_threadsafe(self.pieces.put_nowait, piece)
+
+    async def received(self) -> AsyncIterator[str]:
+        """Yield the pieces of the text as they come; raise the error that ended the generation."""
+        while (piece := await self.pieces.get()) is not None:
+            if isinstance(piece, Exception):
+                raise piece
+            yield piece
 
     @property
     def finish_reason(self) -> str:
@@ -146,29 +153,23 @@ class Server:
             self.waiting += 1
         self.thread.submit(self._generate, job)
         key = f"cmpl-{uuid.uuid4().hex}"
-        first = await job.pieces.get()  # an error must become a status, so wait for the first piece
-        if isinstance(first, Exception):
-            raise first
+        pieces = job.received()
+        first = await anext(pieces, "")  # an error must become a status, so wait for the first piece
         if wanted.stream:
-            return StreamingResponse(self._stream(key, job, first), media_type="text/event-stream")
-        text: str = ""
-        piece: str | Exception | None = first
-        while piece is not None:
-            if isinstance(piece, Exception):
-                raise piece
-            text, piece = text + piece, await job.pieces.get()
+            return StreamingResponse(self._stream(key, job, first, pieces), media_type="text/event-stream")
+        text = first + "".join([piece async for piece in pieces])
         return self._chunk(key, text, job.finish_reason) | {"usage": job.usage()}
 
-    async def _stream(self, key: str, job: _Job, piece: Any) -> AsyncIterator[str]:
+    async def _stream(self, key: str, job: _Job, first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:
         try:
-            while piece is not None:
-                if isinstance(piece, Exception):
-                    yield f"data: {json.dumps(error_body(str(piece)))}\n\n"
-                    return
+            if first:
+                yield f"data: {json.dumps(self._chunk(key, first, None))}\n\n"
+            async for piece in rest:
                 yield f"data: {json.dumps(self._chunk(key, piece, None))}\n\n"
-                piece = await job.pieces.get()
             end = self._chunk(key, "", job.finish_reason) | {"usage": job.usage()}
             yield f"data: {json.dumps(end)}\n\ndata: [DONE]\n\n"
+        except (UserError, HttpError) as error:
+            yield f"data: {json.dumps(error_body(str(error)))}\n\n"
         finally:
             job.cancelled.set()  # the client may be gone
 

@@ -197,6 +197,17 @@ def test_a_failing_generation_is_an_error_of_the_server(server, client, monkeypa
     assert ask(client).status_code == 500
 
 
+def test_a_failure_in_a_stream_is_its_last_event(server, client, monkeypatch):
+    def fail(streamer, **_):
+        streamer.on_finalized_text("begun")
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(server.model, "generate", fail)
+    first, last = (json.loads(line[6:]) for line in ask(client, stream=True).text.strip().split("\n\n"))
+    assert first["choices"][0]["text"] == "begun"
+    assert "the generation failed" in last["error"]["message"]
+
+
 @pytest.mark.parametrize(
     "command", [["serve", "nowhere"], ["eval", "nowhere"], ["mad", "run", "--mixer", "S"]]
 )
