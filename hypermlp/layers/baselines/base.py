@@ -1,7 +1,6 @@
 """What the baselines share: configurations that check their fields, head counts, the layer's base class."""
 
 import dataclasses
-import math
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from hypermlp.layers.baselines.parts import remembered
 from hypermlp.layers.state import DecodingState
 from hypermlp.layers.visibility import Visibility
 from hypermlp.ops.layout import raise_where
-from hypermlp.validation import is_integer, require
+from hypermlp.validation import is_integer, is_number, require, require_window
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -50,8 +49,7 @@ class BaselineConfig:
                 holds = is_integer(value) and value >= least
                 require(field.name, value, holds, f"an integer, {least} or more")
             elif kind is float:
-                is_number = isinstance(value, int | float) and not isinstance(value, bool)
-                require(field.name, value, is_number and 0 < value < math.inf, "a positive finite number")
+                require(field.name, value, is_number(value) and value > 0, "a positive finite number")
 
     def fill(self, name: str, value: int) -> None:
         """Set the field ``name`` to ``value`` if it was left at 0."""
@@ -102,6 +100,19 @@ class MultiHeadConfig(BaselineConfig):
     @property
     def head_width(self) -> int:
         return self.hidden_size // self.num_heads
+
+
+class RotaryConfig(MultiHeadConfig):
+    """The settings of a baseline with rotary positions, each of which may see a window of positions only."""
+
+    rope_theta: float = 10_000.0
+    """Base of the rotary frequencies."""
+    sliding_window: int | None = None
+    """How many positions each position sees, itself included, at most max_length; None for all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_window(self.sliding_window, self.max_length)
 
 
 def largest_divisor(number: int, most: int) -> int:
@@ -155,8 +166,8 @@ class Baseline(SequenceMixer, Generic[ConfigOf]):
         )
 
     def extra_repr(self) -> str:
-        own = (f.name for f in dataclasses.fields(self.config) if f.name not in ("init_std", "max_length"))
-        return ", ".join(f"{name}={getattr(self.config, name)}" for name in own)
+        names = (f.name for f in dataclasses.fields(self.config) if f.name not in ("init_std", "max_length"))
+        return ", ".join(f"{name}={getattr(self.config, name)}" for name in names)
 
 
 def run_recurrence(

@@ -6,15 +6,14 @@ Shapes: B batch, T new positions, S positions so far, H heads, C the width of a 
 import torch
 from torch import Tensor, nn
 
-from hypermlp.layers.baselines.base import Baseline, Heads, MultiHeadConfig
+from hypermlp.layers.baselines.base import Baseline, Heads, RotaryConfig
 from hypermlp.layers.baselines.parts import at_least_float32, causal_pairs, softmax_attention
 from hypermlp.layers.rotary import Rope, rotate
 from hypermlp.layers.state import DecodingState
 from hypermlp.layers.visibility import Visibility
-from hypermlp.validation import require_window
 
 
-class DiffConfig(MultiHeadConfig):
+class DiffConfig(RotaryConfig):
     """Settings of ``diff``."""
 
     name = "diff"
@@ -22,14 +21,6 @@ class DiffConfig(MultiHeadConfig):
 
     lambda_init: float = 0.8
     """Share of the second map that is subtracted at first. In the paper it grows with depth, or is 0.8."""
-    rope_theta: float = 10_000.0
-    """Base of the rotary frequencies."""
-    sliding_window: int | None = None
-    """How many positions each position sees, itself included, at most max_length; None for all."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_window(self.sliding_window, self.max_length)
 
 
 class DifferentialAttention(Baseline[DiffConfig]):

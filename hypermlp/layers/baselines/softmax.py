@@ -7,28 +7,19 @@ Shapes: B batch, T new positions, S positions so far, H heads, C their width.
 import torch
 from torch import Tensor, nn
 
-from hypermlp.layers.baselines.base import Baseline, Heads, MultiHeadConfig
+from hypermlp.layers.baselines.base import Baseline, Heads, RotaryConfig
 from hypermlp.layers.baselines.parts import causal_pairs, softmax_attention, split_heads
 from hypermlp.layers.rotary import Rope, rotate
 from hypermlp.layers.state import DecodingState
 from hypermlp.layers.visibility import Visibility
-from hypermlp.validation import require, require_window
+from hypermlp.validation import require
 
 
-class SoftmaxConfig(MultiHeadConfig):
+class SoftmaxConfig(RotaryConfig):
     """Settings of ``softmax``."""
 
     name = "softmax"
     heads = Heads(width=64, multiple=2)
-
-    rope_theta: float = 10_000.0
-    """Base of the rotary frequencies."""
-    sliding_window: int | None = None
-    """How many positions each position sees, itself included, at most max_length; None for all."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_window(self.sliding_window, self.max_length)
 
 
 class Softmax(Baseline[SoftmaxConfig]):
