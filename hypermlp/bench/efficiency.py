@@ -100,17 +100,17 @@ def measure(
     """Return times and memory of each mixer. Each kind of pass is timed interleaved over all mixers."""
     tokens = random_tokens(VOCAB_SIZE, batch, length).to(device)
     models = {mixer: _body(config, device) for mixer, config in configs.items()}
-    found: dict[str, Row] = {mixer: {} for mixer in configs}
+    rows: dict[str, Row] = {mixer: {} for mixer in configs}
     for kind, work_of in (("fwd", forward_pass), ("train", _training_pass)):
         works = {mixer: work_of(model, tokens) for mixer, model in models.items()}
         times = interleaved_medians(works, rounds=rounds, seconds=seconds, device=device)
         for mixer, time in times.items():
-            found[mixer] |= {
+            rows[mixer] |= {
                 f"{kind}_seconds": time,
                 f"{kind}_tokens_per_second": tokens.numel() / time,
                 f"{kind}_peak_bytes": peak_bytes(works[mixer], device),
             }
-    return found
+    return rows
 
 
 def _body(config: HyperMLPConfig, device: str) -> Any:

@@ -48,19 +48,19 @@ def check_idle(*, record: bool) -> None:
 
 def _ticks() -> dict[int, tuple[str, int, int]]:
     """Return the name, the parent and the processor time in clock ticks of every process."""
-    found = {}
+    ticks = {}
     for file in Path("/proc").glob("[0-9]*/stat"):
         try:
             text = file.read_text()
         except OSError:  # the process has ended
             continue
         name, fields = text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2 :].split()
-        found[int(file.parent.name)] = name, int(fields[1]), int(fields[11]) + int(fields[12])
-    return found
+        ticks[int(file.parent.name)] = name, int(fields[1]), int(fields[11]) + int(fields[12])
+    return ticks
 
 
 def _descendants(parents: dict[int, int]) -> set[int]:
-    found = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found
+    pids = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in pids} - pids:
+        pids |= more
+    return pids

@@ -61,8 +61,8 @@ def measure(mixer: str, *, window: int, hidden: int, layers: int, rounds: int, s
         "layers": layers,
         "state_bytes": state,
         "state_ratio": state[1] / state[0],
-        "decode_ms": [1000 * median(each) / DECODED for each in decode],
-        "train_ms": [1000 * median(each) for each in train],
+        "decode_ms": [1000 * median(times) / DECODED for times in decode],
+        "train_ms": [1000 * median(times) for times in train],
     }
     for name, (first, second) in {"decode": decode, "train": train}.items():
         ratios = [b / a for a, b in zip(first, second, strict=True)]

@@ -10,8 +10,8 @@ from hypermlp.ops import build, native, shipped
     Argument("--force", action="store_true", help="build even if the library exists"),
 )
 def main(args: Args) -> None:
-    found = None if args.force else shipped.find()
-    if found is not None and native.load() == found.path:
+    library = None if args.force else shipped.find()
+    if library is not None and native.load() == library.path:
         print(f"library   {native.origin()}")
         print("state     nothing to build, backend 'native' is available; set CXX to build anyway")
         return

@@ -32,6 +32,6 @@ def main(args: Args) -> None:
     console.print(f"the learning curves: {picture}")
     console.print(f"{time.monotonic() - began:.0f} s in all")
     console.print("next: hypermlp sample tiny 'def ' (after make, first `. .venv/bin/activate`)")
-    failed = sum(not each.holds for each in expectations)
+    failed = sum(not expectation.holds for expectation in expectations)
     if failed:
         raise UserError(f"{failed} of {len(expectations)} results are not as expected")

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from hypermlp.models.loading import is_local, model_folder
         default="local",
         choices=[*suites.SUITES, recall.SUITE],
         help="local (default) needs no network; paper is the paper's table; recall-length trains small "
-        "models on two recall tasks and asks at 1 to 8 times their length",
+        "models on two recall tasks and tests them at 1 to 8 times their length",
     ),
     Argument(
         "--by-position",
@@ -68,37 +69,53 @@ def main(args: Args) -> None:
         _harness(args)
 
 
+Row = dict[str, Any]
+
+
+def _record_all(
+    args: Args,
+    kind: str,
+    rows: Iterable[tuple[Row, dict[str, Any]]],
+    shown: Callable[[list[Row], dict[str, Any]], str],
+) -> None:
+    """Write the record after every row, with the settings that come with it; print the rows in the end.
+
+    A failure loses no row: those before it are in the record, and are printed.
+    """
+    done: list[Row] = []
+    settings: dict[str, Any] = {}
+    try:
+        for row, settings in rows:
+            done.append(row)
+            save_record(args.json, kind, settings, done)
+    finally:
+        if done:
+            print(shown(done, settings))
+
+
 def _by_position(args: Args) -> None:
     _require_checkpoints(args)
     transformers.logging.disable_progress_bar()
-    rows: list[dict[str, Any]] = []
-    context = 0
-    tell = partial(print, flush=True)
-    try:
-        found = positions.evaluate_positions(
-            args.checkpoints, length=args.length, texts=args.texts, tell=tell
-        )
-        for row, context in found:
-            rows.append(row)
-            tell(positions.headline(row, context))
-            settings = {"context": context, "length": row["edges"][-1], "texts": row["texts"]}
-            save_record(args.json, positions.KIND, settings, rows)
-    finally:
-        if rows:
-            print(positions.position_table(rows, context).markdown())
+    report = partial(print, flush=True)
+
+    def rows() -> Iterator[tuple[Row, dict[str, Any]]]:
+        for row, context in positions.evaluate_positions(
+            args.checkpoints, length=args.length, texts=args.texts, report=report
+        ):
+            report(positions.headline(row, context))
+            yield row, {"context": context, "length": row["edges"][-1], "texts": row["texts"]}
+
+    def shown(rows: list[Row], settings: dict[str, Any]) -> str:
+        return positions.position_table(rows, settings["context"]).markdown()
+
+    _record_all(args, positions.KIND, rows(), shown)
 
 
 def _recall_by_length(args: Args) -> None:
-    rows: list[dict[str, Any]] = []
-    try:
-        for row in recall.evaluate_recall(
-            args.checkpoints, limit=args.limit, tell=partial(print, flush=True)
-        ):
-            rows.append(row)
-            save_record(args.json, recall.SUITE, {"limit": args.limit, "seed": recall.SEED}, rows)
-    finally:
-        if rows:
-            print(recall.recall_table(rows).markdown())
+    settings = {"limit": args.limit, "seed": recall.SEED}
+    rows = recall.evaluate_recall(args.checkpoints, limit=args.limit, report=partial(print, flush=True))
+    recorded = ((row, settings) for row in rows)
+    _record_all(args, recall.SUITE, recorded, lambda rows, _: recall.recall_table(rows).markdown())
 
 
 def _require_checkpoints(args: Args) -> None:
@@ -114,10 +131,10 @@ def _harness(args: Args) -> None:
             f"evaluation needs lm-evaluation-harness: pip install 'hypermlp[eval]' ({error})"
         ) from error
     # Bound to the present standard output, because standard output is redirected while the harness runs.
-    tell = partial(print, file=sys.stdout, flush=True)
+    report = partial(print, file=sys.stdout, flush=True)
     if args.fetch:
         with run.quiet():
-            suites.load_tasks(suites.columns(args.suite, context=0, vocab_size=0), tell=tell)
+            suites.load_tasks(suites.columns(args.suite, context=0, vocab_size=0), report=report)
         print(f"the data of suite {args.suite} is downloaded")
         return
     _require_checkpoints(args)
@@ -135,13 +152,7 @@ def _harness(args: Args) -> None:
         "limit": args.limit,
         "device": args.device,
     }
-    rows: list[dict[str, Any]] = []
-    try:
-        for checkpoint in args.checkpoints:
-            rows.append(run.evaluate(checkpoint, args.suite, **settings, tell=tell))
-            # after each checkpoint, so that a failure loses none
-            save_record(args.json, "eval", {"suite": args.suite, **settings}, rows)
-    finally:  # also after a failure, with the checkpoints before it
-        if rows:
-            print(score_table(rows).markdown())
-            print(suites.NOTES.get(args.suite, ""))
+    scored = (run.evaluate(name, args.suite, **settings, report=report) for name in args.checkpoints)
+    recorded = ((row, {"suite": args.suite, **settings}) for row in scored)
+    notes = suites.NOTES.get(args.suite, "")
+    _record_all(args, "eval", recorded, lambda rows, _: f"{score_table(rows).markdown()}\n{notes}")

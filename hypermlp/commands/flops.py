@@ -22,14 +22,14 @@ def main(args: Args) -> None:
     length = context if args.length is None else args.length
     if not 1 <= length <= context:
         raise UserError(f"--length is {length}; it must be 1 to {context}, the model's context")
-    found = cost_summary(config, length)
+    summary = cost_summary(config, length)
     if args.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(summary, indent=2))
         return
-    state, softmax = (found[name] / 1024 for name in ("state_bytes", "softmax_state_bytes"))
+    state, softmax = (summary[name] / 1024 for name in ("state_bytes", "softmax_state_bytes"))
     print(
-        f"{cost_table(found).markdown()}\n\n"
-        f"Training: {found['training_flops_per_token'] / 1e6:.4g} MFLOPs/token. "
+        f"{cost_table(summary).markdown()}\n\n"
+        f"Training: {summary['training_flops_per_token'] / 1e6:.4g} MFLOPs/token. "
         f"FLOPs are means over a sequence of {length} tokens,\nand count only pairs that see each other.\n"
         f"Decoding state after the sequence, in float32: {state:,.0f} KiB; "
         f"softmax attention {softmax:,.0f} KiB."

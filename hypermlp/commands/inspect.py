@@ -40,15 +40,15 @@ def main(args: Args) -> None:
         Path(args.figures).mkdir(parents=True, exist_ok=True)
     transformers.logging.disable_progress_bar()
     model, tokenizer = load(args.checkpoint)
-    found = panels(model, tokenizer, prompt, args.tokens)
-    text = page(found, model, Path(args.checkpoint).resolve().name)
+    shown = panels(model, tokenizer, prompt, args.tokens)
+    text = page(shown, model, Path(args.checkpoint).resolve().name)
     write_text(args.out, text)
-    size, count = len(text.encode()) / 1e6, len(found.tokens) - found.registers
-    print(f"wrote {args.out}: {len(found.layers)} layers, {count} tokens, {size:.1f} MB")
+    size, count = len(text.encode()) / 1e6, len(shown.tokens) - shown.registers
+    print(f"wrote {args.out}: {len(shown.layers)} layers, {count} tokens, {size:.1f} MB")
     if size > LARGE:
         print(f"the page is large for a phone; --tokens {count // 2} makes it a quarter", file=sys.stderr)
     if args.figures:
-        for path in figures.write_figures(found, Path(args.figures)):
+        for path in figures.write_figures(shown, Path(args.figures)):
             print(f"wrote {path}")
 
 

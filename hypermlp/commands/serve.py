@@ -61,8 +61,8 @@ def main(args: Args) -> None:
 def listen(host: str, port: int) -> list[socket.socket]:
     """Return sockets that listen at every address of a host; raise if one is in use or cannot be had."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        families = dict.fromkeys((family, address) for family, *_, address in found)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        families = dict.fromkeys((family, address) for family, *_, address in addresses)
         return [socket.create_server(address, family=family) for family, address in families]
     except (OSError, UnicodeError) as error:
         raise UserError(

@@ -96,5 +96,5 @@ def show_language(console: Console, folder: Path) -> Shown:
 
 def results(expectations: list[Expectation]) -> Table:
     """Return the table of all expectations and whether they hold."""
-    rows = [[*each[:3], "yes" if each.holds else "no"] for each in expectations]
+    rows = [[*expectation[:3], "yes" if expectation.holds else "no"] for expectation in expectations]
     return Table(["", "expected", "got", "as expected"], rows, frozenset({"expected", "got"}))

@@ -38,8 +38,8 @@ class CheckpointLM(HFLM):  # type: ignore[misc]
                 given < LEAST_CONTEXT
             ),
         }
-        for problem, found in problems.items():
-            if found:
+        for problem, present in problems.items():
+            if present:
                 raise UserError(problem)
 
     def _create_model(self, pretrained: str, **settings: Any) -> None:

@@ -31,7 +31,7 @@ class CurveOfSeeds(NamedTuple):
 
     @property
     def mean(self) -> list[float]:
-        return [float(each) for each in np.mean(self.losses, axis=0)]
+        return [float(loss) for loss in np.mean(self.losses, axis=0)]
 
 
 def curves_of(rows: list[dict[str, Any]]) -> list[CurveOfSeeds]:
@@ -40,7 +40,7 @@ def curves_of(rows: list[dict[str, Any]]) -> list[CurveOfSeeds]:
     for row in rows:
         groups[row["mixer"], row["variant"], row["trained_context"]].append(row)
     shortest = min(row["trained_context"] for row in rows)
-    found = []
+    curves = []
     for (mixer, variant, context), group in groups.items():
         model = SHORT_NAMES.get(mixer, mixer)
         name = f"{model}{', ' * bool(variant)}{variant}"
@@ -48,8 +48,8 @@ def curves_of(rows: list[dict[str, Any]]) -> list[CurveOfSeeds]:
         name += f" ({len(group)} seeds)" if len(group) > 1 else ""
         edges = [max(1, edge) for edge in group[0]["edges"]]
         middles = [(low * high) ** 0.5 for low, high in itertools.pairwise(edges)]
-        found.append(CurveOfSeeds(name, model, middles, [row["loss"] for row in group]))
-    return found
+        curves.append(CurveOfSeeds(name, model, middles, [row["loss"] for row in group]))
+    return curves
 
 
 def position_chart(rows: list[dict[str, Any]]) -> str:

@@ -47,7 +47,7 @@ class Trained(NamedTuple):
 def read_trained(checkpoint: str) -> Trained:
     """Load a run, or a model in a run's folder; ``recipe.json`` of the run names its data and context."""
     folder = model_folder(checkpoint)
-    run = next((each for each in (folder, *folder.parents[:2]) if (each / "recipe.json").is_file()), None)
+    run = next((place for place in (folder, *folder.parents[:2]) if (place / "recipe.json").is_file()), None)
     if run is None:
         raise UserError(
             f"{checkpoint} is not part of a run: no recipe.json says which text is held out; "
@@ -92,11 +92,11 @@ def grid(context: int, length: int) -> list[int]:
 @torch.no_grad()
 def losses(model: HyperMLPForCausalLM, texts: Tensor) -> Tensor:
     """Return the loss of every next token, ``[N, n + 1] -> [N, n]``."""
-    found = []
+    by_batch = []
     for batch in texts.split(BATCH):
         logits = model(batch[:, :-1].to(model.device), use_cache=False).logits.float()
-        found.append(F.cross_entropy(logits.mT, batch[:, 1:].to(model.device), reduction="none").cpu())
-    return torch.cat(found)
+        by_batch.append(F.cross_entropy(logits.mT, batch[:, 1:].to(model.device), reduction="none").cpu())
+    return torch.cat(by_batch)
 
 
 @torch.no_grad()
@@ -105,13 +105,13 @@ def recomputed_losses(model: HyperMLPForCausalLM, texts: Tensor, window: int, ed
 
     Up to ``window`` tokens all predictions are computed, then RECOMPUTED of every bucket.
     """
-    found = torch.full((len(texts), texts.shape[1] - 1), torch.nan)
-    found[:, :window] = losses(model, texts[:, : window + 1])
+    by_token = torch.full((len(texts), texts.shape[1] - 1), torch.nan)
+    by_token[:, :window] = losses(model, texts[:, : window + 1])
     for low, high in itertools.pairwise(edges):
-        for seen in {round(each) for each in np.linspace(max(low, window) + 1, high, RECOMPUTED)}:
+        for seen in {round(edge) for edge in np.linspace(max(low, window) + 1, high, RECOMPUTED)}:
             if seen > max(low, window):
-                found[:, seen - 1] = losses(model, texts[:, seen - window : seen + 1])[:, -1]
-    return found
+                by_token[:, seen - 1] = losses(model, texts[:, seen - window : seen + 1])[:, -1]
+    return by_token
 
 
 def by_position(trained: Trained, variant: Variant, texts: Tensor, context: int) -> Row:
@@ -142,14 +142,14 @@ def by_position(trained: Trained, variant: Variant, texts: Tensor, context: int)
 
 
 def evaluate_positions(
-    names: list[str], *, length: int | None, texts: int, tell: Callable[[str], None]
+    names: list[str], *, length: int | None, texts: int, report: Callable[[str], None]
 ) -> Iterable[tuple[Row, int]]:
     """Yield a row for each of ``names`` (RUN or RUN@VARIANT), and the context that the grid belongs to.
 
     ``length`` is the number of positions, None for 8 times the shortest trained context of the runs.
     """
     variants = [Variant.parse(name) for name in names]
-    runs = {source: read_trained(source) for source in dict.fromkeys(each.source for each in variants)}
+    runs = {source: read_trained(source) for source in dict.fromkeys(variant.source for variant in variants)}
     first = next(iter(runs.values()))
     for run in runs.values():
         for key in ("source", "tokenizer", "validation", "text_field", "split", "limit"):
@@ -163,11 +163,11 @@ def evaluate_positions(
     pieces = held_out_texts(prepare(first.data), length, texts)
     few = f" (there {'is' if len(pieces) == 1 else 'are'} no more)" if len(pieces) < texts else ""
     count = f"{len(pieces)} held-out text{'' if len(pieces) == 1 else 's'}"
-    tell(f"{count} of {length} tokens{few}, {length / context:.3g} times the trained context")
+    report(f"{count} of {length} tokens{few}, {length / context:.3g} times the trained context")
     for variant in variants:
         present = runs[variant.source].model.config.max_position_embeddings
         if not variant.kind and length > present:
-            tell(
+            report(
                 f"{variant.source}: context extended from {present} to {length} without training (learned "
                 f"slots by {DEFAULT_METHOD!r}); {variant.source}@window and other variants: "
                 "docs/long-context.md"

@@ -1,4 +1,4 @@
-"""Recall by length: small models, trained at one length, are asked at 1, 2, 4 and 8 times that length.
+"""Recall by length: small models, trained at one length, are tested at 1, 2, 4 and 8 times that length.
 
 Two tasks, each a pure function of (settings, generator): MAD's in-context recall, and a needle in source
 code. Shapes: N examples, T positions.
@@ -124,7 +124,7 @@ class Logits(nn.Module):
         return logits
 
 
-def train(task: RecallTask, mixer: str, *, steps: int, tell: Callable[[str], None]) -> tuple[Logits, Row]:
+def train(task: RecallTask, mixer: str, *, steps: int, report: Callable[[str], None]) -> tuple[Logits, Row]:
     """Train a model on a task until it is solved, or for ``steps`` steps; return it and how that went."""
     torch.manual_seed(SEED)
     sizes = MODEL | {"vocab_size": task.vocab_size, "max_position_embeddings": task.length}
@@ -138,16 +138,16 @@ def train(task: RecallTask, mixer: str, *, steps: int, tell: Callable[[str], Non
         train_step(model, optimizer, x, y, RATE * min(1.0, done / EVERY), training)
         if done % EVERY == 0 or done == steps:
             accuracy = evaluate(model, *test, done, training).micro
-            tell(f"{mixer}: {task.title}, step {done}/{steps}, {accuracy:.1%}")
+            report(f"{mixer}: {task.title}, step {done}/{steps}, {accuracy:.1%}")
             if accuracy > SOLVED:
                 break
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return model.eval(), {"steps": done, "parameters": parameters, "seconds": time.monotonic() - began}
 
 
-def ask(task: RecallTask, model: HyperMLPForCausalLM, variant: Variant) -> dict[str, float]:
+def accuracies(task: RecallTask, model: HyperMLPForCausalLM, variant: Variant) -> dict[str, float]:
     """Return the share of correct answers at every length."""
-    found = {}
+    shares = {}
     training = Training(batch_size=32, **HOW)
     for times in TIMES:
         length = times * task.length
@@ -156,23 +156,24 @@ def ask(task: RecallTask, model: HyperMLPForCausalLM, variant: Variant) -> dict[
             window = variant.window(task.length)
             inputs, targets = inputs[:, -window:], targets[:, -window:]
         changed = Logits(variant.applied(model, task.length, length)).eval()
-        found[str(times)] = evaluate(changed, inputs, targets, 0, training).micro
-    return found
+        shares[str(times)] = evaluate(changed, inputs, targets, 0, training).micro
+    return shares
 
 
-def evaluate_recall(names: list[str], *, limit: int | None, tell: Callable[[str], None]) -> Iterator[Row]:
+def evaluate_recall(names: list[str], *, limit: int | None, report: Callable[[str], None]) -> Iterator[Row]:
     """Yield a row for each task and each of ``names`` (MIXER or MIXER@VARIANT; none: MIXERS).
 
     ``limit`` is the most steps of a training, None for the task's own. The variants of a mixer share one
     training.
     """
     variants = [Variant.parse(name) for name in names or MIXERS]
-    mixers = {each.source: mixer_name(each.source) for each in variants}  # raises for an unknown name
+    sources = dict.fromkeys(variant.source for variant in variants)
+    mixers = {source: mixer_name(source) for source in sources}  # raises for an unknown name
     for task in TASKS.values():
         for source, mixer in mixers.items():
-            model, outcome = train(task, mixer, steps=limit or task.steps, tell=tell)
-            for variant in (each for each in variants if each.source == source):
-                accuracy = ask(task, model.model, variant)
+            model, outcome = train(task, mixer, steps=limit or task.steps, report=report)
+            for variant in (variant for variant in variants if variant.source == source):
+                accuracy = accuracies(task, model.model, variant)
                 row = {"task": task.title, "length": task.length, "name": f"{source}{variant.name}"}
                 yield {**row, "mixer": mixer, **outcome, "accuracy": accuracy}
 
@@ -184,7 +185,7 @@ def recall_table(rows: list[Row]) -> Table:
             row["task"],
             row["name"],
             f"{row['steps']:,}",
-            *(f"{100 * each:.1f}" for each in row["accuracy"].values()),
+            *(f"{100 * accuracy:.1f}" for accuracy in row["accuracy"].values()),
         ]
         for row in rows
     ]

@@ -27,7 +27,7 @@ def evaluate(
     max_length: int | None,
     limit: int | None,
     device: str,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> dict[str, Any]:
     """Return the scores of one checkpoint, as a row of a record.
 
@@ -38,7 +38,7 @@ def evaluate(
         max_length: context to use, None for the model's own.
         limit: evaluate only this many questions of each task, None for all.
         device: such as "cpu" or "cuda".
-        tell: called with progress lines.
+        report: called with progress lines.
     """
     import lm_eval
 
@@ -46,21 +46,21 @@ def evaluate(
     context = lm.max_length
     wanted = suites.columns(suite, context=context, vocab_size=len(lm.tokenizer))
     with quiet():
-        tasks = suites.load_tasks(wanted, tokenizer=lm.tokenizer.name_or_path, context=context, tell=tell)
-    tell(f"{checkpoint}: {len(tasks)} tasks, context {context}")
+        tasks = suites.load_tasks(wanted, tokenizer=lm.tokenizer.name_or_path, context=context, report=report)
+    report(f"{checkpoint}: {len(tasks)} tasks, context {context}")
     if suite == "local" and suites.ruler_length(context) is None:
-        tell(f"{checkpoint}: RULER is left out, it needs a context of {suites.RULER_LENGTHS[0]} tokens")
+        report(f"{checkpoint}: RULER is left out, it needs a context of {suites.RULER_LENGTHS[0]} tokens")
     began = time.monotonic()
     scores: dict[str, dict[str, Any]] = {}
     for number, (name, loaded) in enumerate(tasks.items(), 1):
         columns = [column for column in wanted if column.task == name]
         with quiet():
             prepare_tasks(loaded, columns[0].shots)
-            found = lm_eval.evaluate(lm, loaded, limit=limit, bootstrap_iters=100, log_samples=False)
+            results = lm_eval.evaluate(lm, loaded, limit=limit, bootstrap_iters=100, log_samples=False)
         for column in columns:
-            score = scores[column.title] = _score(found, column)
+            score = scores[column.title] = _score(results, column)
             progress = f"{checkpoint}: {number}/{len(tasks)}, {time.monotonic() - began:.0f} s"
-            tell(f"{progress}, {column.title} {score['value']:.4g}")
+            report(f"{progress}, {column.title} {score['value']:.4g}")
     return {
         "checkpoint": checkpoint,
         "parameters": sum(parameter.numel() for parameter in lm.model.parameters()),
@@ -90,15 +90,15 @@ def prepare_tasks(loaded: dict[str, Any], shots: int) -> None:
     and lists the whole environment.
     """
     for task in loaded["tasks"].values():
-        own = task.get_config("num_fewshot")
-        if own is None or (shots and own != 0):  # a task whose file says 0 stays at 0
+        usual = task.get_config("num_fewshot")
+        if usual is None or (shots and usual != 0):  # a task whose file says 0 stays at 0
             task.set_config("num_fewshot", shots)
         task.set_fewshot_seed(SEED)
 
 
-def _score(found: dict[str, Any], column: Column) -> dict[str, Any]:
+def _score(results: dict[str, Any], column: Column) -> dict[str, Any]:
     """Return a column's score. The harness names it ``metric,filter``; a group has one for all its tasks."""
-    numbers = found.get("groups", {}).get(column.task) or found["results"][column.task]
+    numbers = results.get("groups", {}).get(column.task) or results["results"][column.task]
     keys = [key for key in numbers if key.split(",")[0] == column.metric]
     if len(keys) != 1:
         raise UserError(f"{column.task} has no single {column.metric!r}; it has {', '.join(numbers)}")
@@ -109,7 +109,7 @@ def _score(found: dict[str, Any], column: Column) -> dict[str, Any]:
     return {
         "value": float(value),
         "error": float(error) if isinstance(error, float) and math.isfinite(error) else None,
-        "questions": sum(count["effective"] for count in found.get("n-samples", {}).values()),
+        "questions": sum(count["effective"] for count in results.get("n-samples", {}).values()),
         "task": column.task,
         "metric": column.metric,
         "shots": column.shots,

@@ -75,11 +75,11 @@ def columns(suite: str, *, context: int, vocab_size: int) -> tuple[Column, ...]:
 
 
 def load_tasks(
-    wanted: tuple[Column, ...], *, tokenizer: str = "", context: int = 0, tell: Callable[[str], None]
+    wanted: tuple[Column, ...], *, tokenizer: str = "", context: int = 0, report: Callable[[str], None]
 ) -> dict[str, Any]:
     """Return the harness's tasks with their data, by name, each as ``lm_eval.evaluate`` takes it.
 
-    Raises UserError with every missing data set and package, and how to get them. ``tell`` is called with a
+    Raises UserError with every missing data set and package, and how to get them. ``report`` is called with a
     progress line for each task of the paper's suite.
     """
     import lm_eval.tasks
@@ -98,7 +98,7 @@ def load_tasks(
         except (OSError, ImportError, ValueError) as error:  # no network is an OSError
             missing[name] = error
         if wanted == PAPER:  # downloads take long, and so do attempts without a network
-            tell(f"{name}: {'missing' if name in missing else 'ready'}")
+            report(f"{name}: {'missing' if name in missing else 'ready'}")
     if missing:
         reasons = [f"  {name}: {str(error).splitlines()[0]}" for name, error in missing.items()]
         raise UserError(

@@ -51,15 +51,15 @@ class Variant(NamedTuple):
         except ValueError:
             numbers = (0.0,)
         fits = kind in KINDS and (not equals or len(numbers) in COUNTS[kind])
-        whole = kind in ROPE_TYPES or all(each.is_integer() for each in numbers)
-        if not (fits and whole and all(each > 0 for each in numbers)):
+        whole = kind in ROPE_TYPES or all(number.is_integer() for number in numbers)
+        if not (fits and whole and all(number > 0 for number in numbers)):
             raise UserError(f"{text!r} names no variant; allowed: {ALLOWED}")
         return cls(source, kind, numbers)
 
     @property
     def name(self) -> str:
         """What tables and figures call it, after the name of the model."""
-        numbers = f"={','.join(f'{each:g}' for each in self.numbers)}" if self.numbers else ""
+        numbers = f"={','.join(f'{number:g}' for number in self.numbers)}" if self.numbers else ""
         return f"@{self.kind}{numbers}" if self.kind else ""
 
     def window(self, trained: int) -> int:

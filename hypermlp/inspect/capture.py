@@ -161,8 +161,8 @@ class Capture:
         projection of U.
         """
         rows = convolved(self.layer, self.inputs, self.starts)
-        slots = (self.by_slot(each[batch], t, batch).to(self.heads.q.dtype) for each in rows)
-        U, V = (self.mix(which, head, t, batch).T @ each for which, each in enumerate(slots, 1))
+        slots = (self.by_slot(slot_rows[batch], t, batch).to(self.heads.q.dtype) for slot_rows in rows)
+        U, V = (self.mix(which, head, t, batch).T @ slot_rows for which, slot_rows in enumerate(slots, 1))
         return U, V
 
     def contributions(self, t: int, batch: int = 0) -> Tensor:

@@ -18,23 +18,23 @@ LINE = 72  # characters of text in a row
 DYNAMIC = {0.0: "gates held still", 1.0: "as it is", 4.0: "gates 4 times as lively"}
 
 
-def write_figures(found: Panels, folder: Path) -> Iterator[Path]:
+def write_figures(panels: Panels, folder: Path) -> Iterator[Path]:
     """Write every figure that the model has numbers for and yield the paths."""
-    selects = any(layer.selects for layer in found.layers)
-    mixes = any(head.mixes for layer in found.layers for head in layer.heads)
+    selects = any(layer.selects for layer in panels.layers)
+    mixes = any(head.mixes for layer in panels.layers for head in layer.heads)
     wanted: dict[str, tuple[Callable[[Panels], Any], bool]] = {
         "memory": (_memory, True),
-        "activation": (lambda found: _maps(found, "activation", "slot"), True),
-        "contribution": (lambda found: _maps(found, "contribution", "token"), True),
+        "activation": (lambda panels: _maps(panels, "activation", "slot"), True),
+        "contribution": (lambda panels: _maps(panels, "contribution", "token"), True),
         "growth": (_growth, selects),
         "kernels": (_kernels, mixes),
         "mix": (_effective, mixes),
-        "gates": (_gates, any(layer.gates for layer in found.layers)),
+        "gates": (_gates, any(layer.gates for layer in panels.layers)),
         "routing": (_routing, selects),
     }
     for name, (draw, present) in wanted.items():
         if present:
-            yield from save(draw(found), folder, name)
+            yield from save(draw(panels), folder, name)
 
 
 def array(values: Tensor) -> Any:
@@ -65,15 +65,15 @@ def _cells(rows: Sequence[Any], columns: Sequence[Any], draw: Callable[[Any, Any
     return figure
 
 
-def _over_heads(found: Panels, draw: Callable[[Any, Head], Any]) -> Any:
+def _over_heads(panels: Panels, draw: Callable[[Any, Head], Any]) -> Any:
     def cell(axis: Any, layer: Layer, number: int) -> None:
         draw(axis, layer.heads[number - 1])
         axis.set_title(f"layer {layer.index + 1}, head {number}")
 
-    return _cells(found.layers, range(1, len(found.layers[0].heads) + 1), cell)
+    return _cells(panels.layers, range(1, len(panels.layers[0].heads) + 1), cell)
 
 
-def _over_first_mixes(found: Panels, draw: Callable[[Any, str, Kernels], Any]) -> Any:
+def _over_first_mixes(panels: Panels, draw: Callable[[Any, str, Kernels], Any]) -> Any:
     """Draw the first mix of every head, by its name; heads without mixes stay empty."""
 
     def cell(axis: Any, head: Head) -> None:
@@ -82,25 +82,25 @@ def _over_first_mixes(found: Panels, draw: Callable[[Any, str, Kernels], Any]) -
         else:
             axis.axis("off")
 
-    return _over_heads(found, cell)
+    return _over_heads(panels, cell)
 
 
-def _maps(found: Panels, which: str, across: str) -> Any:
+def _maps(panels: Panels, which: str, across: str) -> Any:
     def draw(axis: Any, head: Head) -> None:
         axis.imshow(shade(getattr(head, which)), cmap="Greys", interpolation="nearest")
         axis.set(xlabel=across, ylabel="step")
 
-    return _over_heads(found, draw)
+    return _over_heads(panels, draw)
 
 
-def _memory(found: Panels) -> Any:
+def _memory(panels: Panels) -> Any:
     """Draw the text; a darker token contributes more to the last step in the first layer's first head."""
     from matplotlib.patches import Rectangle
 
-    share = shade(found.layers[0].heads[0].contribution[-1])
+    share = shade(panels.layers[0].heads[0].contribution[-1])
     share = share / (share.max() or 1)
     lines: list[list[tuple[str, float]]] = [[]]  # letters, each as dark as its token
-    for token, dark in zip(found.tokens[found.registers :], share[found.registers :], strict=True):
+    for token, dark in zip(panels.tokens[panels.registers :], share[panels.registers :], strict=True):
         for letter in token:
             if letter == "\n" or len(lines[-1]) == LINE:
                 lines.append([])
@@ -118,20 +118,20 @@ def _memory(found: Panels) -> Any:
     return figure
 
 
-def _growth(found: Panels) -> Any:
+def _growth(panels: Panels) -> Any:
     figure, ((axis, legend),) = _grid(1, 2)
-    for layer in filter(lambda layer: layer.selects, found.layers):
+    for layer in filter(lambda layer: layer.selects, panels.layers):
         for number, head in enumerate(layer.heads, 1):
             name = f"layer {layer.index + 1}, head {number}"
             axis.plot(array(head.active.sum(-1)), linewidth=0.8, label=name)
-    axis.plot(range(1, len(found.tokens) + 1), color="black", linewidth=0.8, label="all slots")
+    axis.plot(range(1, len(panels.tokens) + 1), color="black", linewidth=0.8, label="all slots")
     axis.set(xlabel="step", ylabel="active slots")
     legend.axis("off")
     legend.legend(*axis.get_legend_handles_labels(), loc="center left", frameon=False)
     return figure
 
 
-def _kernels(found: Panels) -> Any:
+def _kernels(panels: Panels) -> Any:
     def draw(axis: Any, name: str, mix: Kernels) -> None:
         slots = range(1, len(mix.diag) + 1)
         for values, colour in ((mix.left, "tab:orange"), (mix.right, "tab:blue")):
@@ -139,20 +139,20 @@ def _kernels(found: Panels) -> Any:
         axis.plot(slots, array(mix.diag), color="black", linewidth=1.2)
         axis.set(xscale="log", xlabel=f"slot + 1 ({name})")
 
-    figure = _over_first_mixes(found, draw)
+    figure = _over_first_mixes(panels, draw)
     figure.supxlabel("A orange, B blue, p black", fontsize=8)
     return figure
 
 
-def _effective(found: Panels) -> Any:
+def _effective(panels: Panels) -> Any:
     def draw(axis: Any, name: str, mix: Kernels) -> None:
         signed_image(axis, mix.added(-1))
         axis.set_xlabel(f"{name.split(',')[0]} − I at the last step")
 
-    return _over_first_mixes(found, draw)
+    return _over_first_mixes(panels, draw)
 
 
-def _gates(found: Panels) -> Any:
+def _gates(panels: Panels) -> Any:
     centres = [(i + 0.5) / BINS for i in range(BINS)]
 
     def draw(axis: Any, layer: Layer, name: str) -> None:
@@ -160,11 +160,11 @@ def _gates(found: Panels) -> Any:
             axis.bar(centres, array(layer.gates[name]), width=1 / BINS, color="tab:orange")
         axis.set(title=f"layer {layer.index + 1}, gates: {name}", xlim=(0, 1))
 
-    names = dict.fromkeys(name for layer in found.layers for name in layer.gates)
-    return _cells(found.layers, list(names), draw)
+    names = dict.fromkeys(name for layer in panels.layers for name in layer.gates)
+    return _cells(panels.layers, list(names), draw)
 
 
-def _routing(found: Panels) -> Any:
+def _routing(panels: Panels) -> Any:
     """Draw the routing of each layer's first head at several strengths of dynamic mixing."""
 
     def draw(axis: Any, layer: Layer, dynamic: float) -> None:
@@ -173,7 +173,7 @@ def _routing(found: Panels) -> Any:
         draw_routing(axis, routing, dynamic)
         axis.set_title(f"layer {layer.index + 1}: {DYNAMIC[dynamic]}")
 
-    return _cells([layer for layer in found.layers if layer.selects], list(DYNAMIC), draw)
+    return _cells([layer for layer in panels.layers if layer.selects], list(DYNAMIC), draw)
 
 
 def draw_routing(axis: Any, routing: Routing, dynamic: float) -> None:

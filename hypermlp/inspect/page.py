@@ -21,37 +21,37 @@ STRONGEST = 5  # tokens that are listed for a step
 TINY = torch.finfo(torch.float32).tiny
 
 
-def page(found: Panels, model: Any, name: str) -> str:
+def page(panels: Panels, model: Any, name: str) -> str:
     """Return the page of a model with this name."""
     mixers, count = ", ".join(dict.fromkeys(model.config.mixers)), sum(p.numel() for p in model.parameters())
-    registers = f" behind {found.registers} registers" if found.registers else ""
-    routing_steps = [head.routing.step for layer in found.layers for head in layer.heads if head.routing]
+    registers = f" behind {panels.registers} registers" if panels.registers else ""
+    routing_steps = [head.routing.step for layer in panels.layers for head in layer.heads if head.routing]
     return render(
         HERE / "inspect.html",
         title=f"The memory of {name}",
         about=f"This is {name} ({mixers}; {model.config.num_hidden_layers} layers, {count:,} parameters), "
-        f"reading {len(found.tokens) - found.registers} tokens{registers}.",
-        count=len(found.tokens),
-        registers=found.registers,
-        layers=found.layers,
-        heads=len(found.layers[0].heads),
-        baselines=", ".join(str(index + 1) for index in found.baselines),
-        growth=_growth(found),
-        routed=routing_steps[0] + 1 - found.registers if routing_steps else 0,
-        payload=encoded(found),
+        f"reading {len(panels.tokens) - panels.registers} tokens{registers}.",
+        count=len(panels.tokens),
+        registers=panels.registers,
+        layers=panels.layers,
+        heads=len(panels.layers[0].heads),
+        baselines=", ".join(str(index + 1) for index in panels.baselines),
+        growth=_growth(panels),
+        routed=routing_steps[0] + 1 - panels.registers if routing_steps else 0,
+        payload=encoded(panels),
         script=(HERE / "inspect.js").read_text(encoding="utf-8"),
     )
 
 
-def _growth(found: Panels) -> str | None:
+def _growth(panels: Panels) -> str | None:
     """Return a chart of the number of active slots at each step; None if no head switches slots off."""
-    length, first = len(found.tokens), found.registers
+    length, first = len(panels.tokens), panels.registers
     last = length - first - 1
     steps = sorted({first + round(i * last / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)})
     registers = f" and for each of {first} registers" if first else ""
     everything = f"all slots: one for each token so far{registers}"
     series = [Series([(t + 1 - first, t + 1) for t in steps], "all", everything)]
-    for layer in filter(lambda layer: layer.selects, found.layers):
+    for layer in filter(lambda layer: layer.selects, panels.layers):
         for number, head in enumerate(layer.heads, 1):
             counts = head.active.sum(-1).tolist()
             end = f"{counts[-1]} of {length} slots active at the end ({counts[-1] / length:.0%})"
@@ -61,7 +61,7 @@ def _growth(found: Panels) -> str | None:
     return line_chart(series, x="tokens so far", y="active slots") if len(series) > 1 else None
 
 
-def encoded(found: Panels) -> str:
+def encoded(panels: Panels) -> str:
     """Return the page's data as base64 of a deflated buffer.
 
     The buffer holds the length of a JSON text, the text, and one byte for each entry of the heat maps' lower
@@ -69,14 +69,14 @@ def encoded(found: Panels) -> str:
     """
     triangles = [
         _triangle(head, which)
-        for layer in found.layers
+        for layer in panels.layers
         for head in layer.heads
         for which in ("activation", "contribution")
     ]
     described = {
-        "tokens": found.tokens,
-        "registers": found.registers,
-        "layers": [_layer(layer) for layer in found.layers],
+        "tokens": panels.tokens,
+        "registers": panels.registers,
+        "layers": [_layer(layer) for layer in panels.layers],
         "peaks": [_numbers(peaks, 4) for peaks, _ in triangles],
     }
     text = json.dumps(described, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()

@@ -80,7 +80,7 @@ def panels(model: Any, tokenizer: Any, prompt: str, tokens: int | None = None) -
             + ("; --tokens reads only the first ones" if len(ids) > limit else "")
         )
     captures = dict(enumerate(capture_model(model, torch.tensor([ids], device=model.device))))
-    seen = {index: each for index, each in captures.items() if each is not None}
+    seen = {index: capture for index, capture in captures.items() if capture is not None}
     if not seen:
         raise UserError(
             f"no layer of this model has a memory pool ({', '.join(dict.fromkeys(model.config.mixers))}); "
@@ -88,7 +88,7 @@ def panels(model: Any, tokenizer: Any, prompt: str, tokens: int | None = None) -
         )
     registers = next(iter(seen.values())).config.num_registers
     texts = [f"register {i + 1}" for i in range(registers)] + [tokenizer.decode([i]) for i in ids]
-    layers = [layer_panel(index, each) for index, each in seen.items()]
+    layers = [layer_panel(index, capture) for index, capture in seen.items()]
     return Panels(texts, registers, layers, [index for index in captures if index not in seen])
 
 

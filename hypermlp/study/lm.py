@@ -98,7 +98,7 @@ def _scores(model: Path, device: str) -> dict[str, Any]:
         max_length=None,
         limit=None,
         device=device,
-        tell=lambda line: None,  # the study prints its own status lines
+        report=lambda line: None,  # the study prints its own status lines
     )
     return row["scores"]
 

@@ -113,8 +113,8 @@ def far(one: Tensor, other: Tensor) -> float:
 
 def largest(values: Iterable[float]) -> float:
     """Return the largest value; NaN if one of them is NaN, or if there are none."""
-    found = list(values)
-    return math.nan if not found or any(map(math.isnan, found)) else max(found)
+    listed = list(values)
+    return math.nan if not listed or any(map(math.isnan, listed)) else max(listed)
 
 
 def provided(precondition: bool, measured: float) -> float:

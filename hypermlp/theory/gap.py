@@ -19,7 +19,7 @@ class Example(NamedTuple):
     w: list[list[float]]
 
     def g(self, points: Tensor) -> Tensor:
-        a, b, w = (points.new_tensor(each) for each in self)
+        a, b, w = (points.new_tensor(numbers) for numbers in self)
         return points @ b + (torch.sigmoid(points @ w.T) * (points @ a.T)).sum(-1)
 
     def step(self, base: str) -> Step:
@@ -82,7 +82,7 @@ def example_of_a_moving_normal(base: str) -> float:
     Measured: the share of the points of a grid at which the operator's active set is not that of x b +
     sigmoid(w x) x a > 0; NaN if the normal does not turn.
     """
-    a, b, w = (torch.tensor(each) for each in (NORMAL.a[0], NORMAL.b, NORMAL.w[0]))
+    a, b, w = (torch.tensor(numbers) for numbers in (NORMAL.a[0], NORMAL.b, NORMAL.w[0]))
     one, other = (b + torch.sigmoid(w @ x) * a for x in torch.tensor([[-2.0, 1.0], [2.0, -1.0]]))
     cosine = float(torch.cosine_similarity(one, other, dim=0))
     return provided(abs(cosine) <= 0.99, NORMAL.wrong_points(base))

@@ -185,7 +185,7 @@ def the_partition_is_the_pullback_of_orthants(base: str) -> float:
     step, places = dynamic(base), torch.linspace(-2, 2, 60, dtype=torch.float64)[:, None]
     lines = random_rows(4, seed=3)[:, None] + places * random_rows(4, seed=4)[:, None]  # [4, 60, D]
     states = (step.active(lines), step.h(lines) > 0)
-    changed, expected = (each[:, 1:] != each[:, :-1] for each in states)
+    changed, expected = (state[:, 1:] != state[:, :-1] for state in states)
     return provided(int(changed.sum()) > 5, float((changed != expected).sum()))
 
 

@@ -27,15 +27,15 @@ marks a comparison whose precondition does not hold.
 def select(words: list[str]) -> list[Check]:
     """Return the checks whose name or statement contains one of the words; all if there are no words."""
     wanted = [word.lower() for word in words or [""]]
-    found = [
+    checks = [
         check for check in CHECKS if any(word in f"{check.name} {check.statement}".lower() for word in wanted)
     ]
-    if not found:
+    if not checks:
         raise UserError(
             f"no check contains {' or '.join(map(repr, words))} in its name or statement; "
             f"allowed: a part of {', '.join(check.name for check in CHECKS)}"
         )
-    return found
+    return checks
 
 
 def run(checks: list[Check]) -> list[Outcome]:
@@ -54,9 +54,9 @@ def table(outcomes: list[Outcome]) -> Table:
     columns = ["statement", "in the paper", "what is measured", *layers, "tolerance", "verdict"]
     rows = []
     for check in dict.fromkeys(outcome.check for outcome in outcomes):
-        found = {outcome.layer: outcome for outcome in outcomes if outcome.check is check}
-        measured = [f"{found[layer].measured:.2g}" if layer in found else "" for layer in layers]
+        by_layer = {outcome.layer: outcome for outcome in outcomes if outcome.check is check}
+        measured = [f"{by_layer[layer].measured:.2g}" if layer in by_layer else "" for layer in layers]
         limit = f"{'≥' if check.at_least else '≤'} {check.tolerance:g}"
-        verdict = "passed" if all(outcome.passed for outcome in found.values()) else "FAILED"
+        verdict = "passed" if all(outcome.passed for outcome in by_layer.values()) else "FAILED"
         rows.append([check.statement, check.where, check.quantity, *measured, limit, verdict])
     return Table(columns, rows, left=frozenset(columns[1:3] + columns[-1:]))

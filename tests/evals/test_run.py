@@ -53,8 +53,8 @@ def checkpoints(tmp_path_factory):
 
 
 def scores(checkpoint, **how):
-    how = {"batch_size": 4, "max_length": None, "limit": 6, "device": "cpu", "tell": lambda said: None, **how}
-    row = evaluate(str(checkpoint), "local", **how)
+    how = {"batch_size": 4, "max_length": None, "limit": 6, "device": "cpu", **how}
+    row = evaluate(str(checkpoint), "local", report=lambda line: None, **how)
     return {title: score["value"] for title, score in row["scores"].items()}
 
 
