@@ -17,21 +17,9 @@ SMALL = [
 
 def test_a_table_of_mixers(tmp_path, capsys):
     record = tmp_path / "bench.json"
-    words = [
-        "bench",
-        "lm",
-        "--mixer",
-        "G-cg-q-12o",
-        "gla",
-        "softmax",
-        "--rounds",
-        "3",
-        "--seconds",
-        "1",
-        "--json",
-        str(record),
-    ]
-    assert main([*words, *(word for change in SMALL for word in ("--set", change))]) == 0
+    words = ["bench", "lm", "--mixer", "G-cg-q-12o", "gla", "softmax", "--rounds", "3", "--seconds", "1"]
+    changes = (word for change in SMALL for word in ("--set", change))
+    assert main([*words, "--json", str(record), *changes]) == 0
     printed = capsys.readouterr().out
     rows = json.loads(record.read_text())["results"]
     assert [row["mixer"] for row in rows] == ["G-cg-q-12o", "gla", "softmax"]

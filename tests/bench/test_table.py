@@ -5,20 +5,13 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.profiler import ProfilerActivity, profile
 
 from hypermlp.cli import main
-from hypermlp.costs.profiler import ROW_BLOCK, Count, body_count, mixer_count, profiled
+from hypermlp.costs.profiler import ROW_BLOCK, Count, body_count, flops_seen, mixer_count, profiled
 from hypermlp.layers.registry import mixer_config
 from hypermlp.paper.efficiency import MFLOPS_PER_TOKEN
 
 HIDDEN, LENGTH = 64, 2 * ROW_BLOCK + 20  # the last block is not a full one
-
-
-def flops_seen(work):
-    with torch.no_grad(), profile(activities=[ProfilerActivity.CPU], with_flops=True) as profiler:
-        work()
-    return sum(event.flops for event in profiler.key_averages())
 
 
 @pytest.mark.parametrize("mixer", ["softmax", "softmax-naive", "G-cg-q-12o"])
@@ -28,31 +21,14 @@ def test_the_papers_columns_to_the_printed_digits(mixer, capsys):
     assert row["train_tflops"] == pytest.approx(row["train_mflops_per_token"] * 8 * 1024 / 1e6), (
         "in all, of the paper's batch"
     )
-    found = (round(row["fwd_mflops_per_token"], 2), round(row["train_mflops_per_token"], 2))
-    assert (
-        found
-        == MFLOPS_PER_TOKEN[mixer]
-        == (row["paper_fwd_mflops_per_token"], row["paper_train_mflops_per_token"])
-    )
+    counted = tuple(round(row[f"{kind}_mflops_per_token"], 2) for kind in ("fwd", "train"))
+    assert counted == MFLOPS_PER_TOKEN[mixer]
+    assert counted == tuple(row[f"paper_{kind}_mflops_per_token"] for kind in ("fwd", "train"))
 
 
 def test_counted_truly_softmax_costs_more_than_hyperglu(capsys):
-    assert (
-        main(
-            [
-                "bench",
-                "table",
-                "--count-only",
-                "--json",
-                "-",
-                "--mixer",
-                "softmax",
-                "softmax-naive",
-                "G-cg-q-12o",
-            ]
-        )
-        == 0
-    )
+    mixers = ["softmax", "softmax-naive", "G-cg-q-12o"]
+    assert main(["bench", "table", "--count-only", "--json", "-", "--mixer", *mixers]) == 0
     softmax, naive, ours = (row["true_fwd_mflops_per_token"] for row in json.loads(capsys.readouterr().out))
     assert softmax == naive > ours
 
@@ -76,15 +52,8 @@ def test_a_plain_form_in_row_blocks_is_counted_as_written_out():
     n, rank, qk = config.num_heads, config.rank, config.qk_width
     x = torch.randn(LENGTH, HIDDEN)
     k, v = torch.randn(2 * n, LENGTH, config.qk_dim), torch.randn(n, LENGTH, config.vo_dim)
-    wide = {
-        "q": qk,
-        "k": qk,
-        "v": HIDDEN,
-        "gate_q": qk,
-        "gate_o": HIDDEN,
-        "gate_1": 2 * n * rank,
-        "gate_2": n * rank,
-    }
+    gates = {"gate_q": qk, "gate_o": HIDDEN, "gate_1": 2 * n * rank, "gate_2": n * rank}
+    wide = {"q": qk, "k": qk, "v": HIDDEN, **gates}
     weights = {name: torch.randn(HIDDEN, width) for name, width in wide.items()}
     mixes = {heads: [torch.randn(heads, LENGTH, rank) for _ in range(2)] for heads in (n, 2 * n)}
 
@@ -114,11 +83,7 @@ def test_a_plain_form_in_row_blocks_is_counted_as_written_out():
 
 
 def test_the_body_is_counted_as_a_plain_one():
-    x, up, down = (
-        torch.randn(LENGTH, HIDDEN),
-        torch.randn(HIDDEN, 4 * HIDDEN),
-        torch.randn(4 * HIDDEN, HIDDEN),
-    )
+    x, up, down = (torch.randn(*s) for s in ((LENGTH, HIDDEN), (HIDDEN, 4 * HIDDEN), (4 * HIDDEN, HIDDEN)))
 
     def work():
         y = x + torch.zeros(1, HIDDEN)  # positions
@@ -136,22 +101,8 @@ def test_other_mixers_are_profiled():
 
 def test_the_timed_table_and_its_record(tmp_path, capsys):
     record = tmp_path / "table.json"
-    small = [
-        "--hidden",
-        "32",
-        "--layers",
-        "1",
-        "--length",
-        "32",
-        "--rounds",
-        "3",
-        "--device",
-        "cpu",
-        "--mixer",
-        "softmax",
-        "G-cg-q-12o",
-    ]
-    assert main(["bench", "table", *small, "--json", str(record)]) == 0
+    small = "--hidden 32 --layers 1 --length 32 --rounds 3 --device cpu --mixer softmax G-cg-q-12o"
+    assert main(["bench", "table", *small.split(), "--json", str(record)]) == 0
     assert "| G-cg-q-12o |" in capsys.readouterr().out
     written = json.loads(record.read_text())
     assert written["kind"] == "bench-table"
@@ -163,16 +114,8 @@ def test_the_timed_table_and_its_record(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        ["--mixer", "nothing"],
-        ["--json", "-"],
-        ["--batch", "0"],
-        ["--hidden", "-5"],
-        ["--layers", "0"],
-        ["--rounds", "1"],
-    ],
+    "wrong", ["--mixer nothing", "--json -", "--batch 0", "--hidden -5", "--layers 0", "--rounds 1"]
 )
 def test_nonsense_is_refused(wrong, capsys):
-    assert main(["bench", "table", *wrong]) == 2
+    assert main(["bench", "table", *wrong.split()]) == 2
     assert "hypermlp bench table:" in capsys.readouterr().err

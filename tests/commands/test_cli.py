@@ -144,9 +144,9 @@ def test_a_group_of_commands_needs_one_of_its_commands(capsys):
 
 def test_every_command_has_the_same_shape():
     for name in COMMANDS:
-        found = implementation(name)
-        assert all(argument.settings["help"] for argument in found.arguments)
-        assert callable(found.main)
+        command = implementation(name)
+        assert all(argument.settings["help"] for argument in command.arguments)
+        assert callable(command.main)
 
 
 def test_info_as_a_program():
@@ -169,21 +169,9 @@ def test_info_for_people(capsys):
 def test_bench_op_writes_a_table_and_a_record(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(idle, "busy_processes", dict)
     path = tmp_path / "bench.json"
-    small = [
-        "--batch",
-        "1",
-        "--length",
-        "32",
-        "--hidden",
-        "32",
-        "--softmax-heads",
-        "2",
-        "--rounds",
-        "3",
-        "--json",
-        str(path),
-    ]
-    assert main(["bench", "op", *small, "--backend", "blocked"]) == 0
+    small = "bench op --batch 1 --length 32 --hidden 32 --softmax-heads 2 --rounds 3 --backend blocked"
+    recorded = [*small.split(), "--json", str(path)]
+    assert main(recorded) == 0
     out = capsys.readouterr().out
     rows = read_record(path, "bench-op")["results"]
     assert [row["what"] for row in rows] == [
@@ -199,9 +187,9 @@ def test_bench_op_writes_a_table_and_a_record(tmp_path, capsys, monkeypatch):
         assert 0 < low <= row["ratio"] <= high
         assert row["ours_mib"] > 0
     monkeypatch.setattr(idle, "busy_processes", lambda: {"other (7)": 0.5})
-    assert main(["bench", "op", *small, "--backend", "blocked"]) == 2
+    assert main(recorded) == 2
     assert "other (7): 50% of a core" in capsys.readouterr().err
-    assert main(["bench", "op", *small[:-2], "--backend", "blocked"]) == 0
+    assert main(small.split()) == 0
     assert "warning: other processes use the machine (other (7): 50% of a core)" in capsys.readouterr().err
 
 

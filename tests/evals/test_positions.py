@@ -11,9 +11,9 @@ from hypermlp.errors import UserError
 from hypermlp.evals import positions
 from hypermlp.evals.figures import curves_of, write_position_figure
 from hypermlp.evals.variants import Variant
-from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
+from hypermlp.models import HyperMLPForCausalLM
 from hypermlp.testing import assert_close, randomise_
-from hypermlp.train.tokenization import build_tokenizer, save_tokenizer
+from tests.checkpoints import byte_model, save
 
 CONTEXT = 16
 DATA = {"tokenizer": "bytes", "context": CONTEXT, "validation": 0.5}
@@ -27,7 +27,6 @@ def runs(tmp_path_factory):
     for index in range(8):
         text = f"def f{index}(x):\n    return x + {index} * {index}\n" * 20
         (folder / "texts" / f"{index}.py").write_text(text)
-    tokenizer = build_tokenizer("bytes", [])
     data = DATA | {"source": str(folder / "texts"), "cache": str(folder / "cache")}
     for name, mixer, seed in (
         ("glu-1", "HyperGLU", 1),
@@ -35,11 +34,9 @@ def runs(tmp_path_factory):
         ("rope", "S-p", 1),
         ("gla", "gla", 1),
     ):
-        sizes = {"hidden_size": 16, "num_hidden_layers": 2, "rank": 3, "vocab_size": len(tokenizer)}
-        torch.manual_seed(seed)
-        config = HyperMLPConfig(mixer=mixer, max_position_embeddings=CONTEXT, **sizes)
-        randomise_(HyperMLPForCausalLM(config), scale=0.2).save_pretrained(folder / name / "final")
-        save_tokenizer(tokenizer, folder / name / "final")
+        sizes = {"hidden_size": 16, "num_hidden_layers": 2, "rank": 3, "max_position_embeddings": CONTEXT}
+        model, tokenizer = byte_model(mixer=mixer, seed=seed, **sizes)
+        save(randomise_(model, scale=0.2), tokenizer, folder / name / "final")
         recipe = {"data": data, "training": {"seed": seed}}
         (folder / name / "recipe.json").write_text(json.dumps(recipe))
     return folder
@@ -162,8 +159,8 @@ def test_columns_cover_every_position(length, titles):
 def test_columns_cover_every_position_of_odd_contexts(context):
     edges = positions.grid(context, 5 * context)
     row = {"edges": edges, "loss": [float(edge) for edge in edges[1:]]}
-    found = positions.octaves(row, context)
-    ends = [0, *(int(title.split(" to ")[1].replace(",", "")) for title in found)]
+    titles = positions.octaves(row, context)
+    ends = [0, *(int(title.split(" to ")[1].replace(",", "")) for title in titles)]
     assert ends[-1] == 5 * context
     assert set(ends) <= set(edges)
 
@@ -179,9 +176,8 @@ def test_the_line_of_a_model_begins_with_the_loss_within_the_trained_context():
 def test_the_command_and_the_page(runs, tmp_path, capsys):
     record, page = tmp_path / "positions.json", tmp_path / "report.html"
     names = [str(runs / name) for name in ("glu-1@repeat", "glu-2@repeat", "rope", "gla")]
-    assert (
-        main(["eval", *names, "--by-position", "--texts", "3", "--length", "64", "--json", str(record)]) == 0
-    )
+    options = ["--by-position", "--texts", "3", "--length", "64", "--json", str(record)]
+    assert main(["eval", *names, *options]) == 0
     out = capsys.readouterr().out
     assert "| loss at positions | 0 to 8 | 8 to 16 | 16 to 32 | 32 to 64 |" in out
     assert f"{names[2]}: context extended from 16 to 64 without training (learned slots by 'repeat')" in out

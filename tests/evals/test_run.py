@@ -17,8 +17,8 @@ from hypermlp.evals import local, suites
 from hypermlp.evals.checkpoint import CheckpointLM
 from hypermlp.evals.run import evaluate, prepare_tasks, quiet
 from hypermlp.evals.table import score_table
-from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
 from hypermlp.train.tokenization import build_tokenizer, save_tokenizer
+from tests.checkpoints import byte_model, save
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the harness has its own
 CONTEXT = 256
@@ -27,28 +27,14 @@ CONTEXT = 256
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
     """One checkpoint of ours and one of another architecture, GPT-2."""
-    torch.manual_seed(0)
-    tokenizer = build_tokenizer("bytes", [])
+    ours, tokenizer = byte_model(max_position_embeddings=CONTEXT)
     end = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": tokenizer.eos_token_id}
-    ours = {
-        "hidden_size": 32,
-        "num_hidden_layers": 1,
-        "max_position_embeddings": CONTEXT,
-        "vocab_size": len(tokenizer),
-        **end,
-    }
-    models = {
-        "ours": HyperMLPForCausalLM(HyperMLPConfig(mixer="G-cg-q-12o", **ours)),
-        "gpt2": GPT2LMHeadModel(
-            GPT2Config(vocab_size=len(tokenizer), n_positions=CONTEXT, n_embd=32, n_layer=1, n_head=2, **end)
-        ),
-    }
+    sizes = {"vocab_size": len(tokenizer), "n_positions": CONTEXT, "n_embd": 32, "n_layer": 1, "n_head": 2}
     folder = tmp_path_factory.mktemp("checkpoints")
-    for name, model in models.items():
+    for name, model in {"ours": ours, "gpt2": GPT2LMHeadModel(GPT2Config(**sizes, **end))}.items():
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.3)  # far from uniform, so that scores differ
-        model.save_pretrained(folder / name)
-        save_tokenizer(tokenizer, folder / name)
+        save(model, tokenizer, folder / name)
     return folder
 
 
@@ -186,12 +172,10 @@ def test_what_is_missing_is_said_before_anything_runs(checkpoints, monkeypatch, 
 
 def test_ruler_where_the_context_has_room():
     assert suites.columns("local", context=4095, vocab_size=50_000) == suites.LOCAL
-    titles = [column.title for column in suites.columns("local", context=9000, vocab_size=50_000)]
-    assert "niah_single_1, 8192 tokens" in titles
-    assert "vt, 8192 tokens" in titles
-    assert "vt, 8192 tokens" not in [
-        column.title for column in suites.columns("local", context=9000, vocab_size=257)
-    ]
+    for vocab_size in (50_000, 257):
+        titles = [column.title for column in suites.columns("local", context=9000, vocab_size=vocab_size)]
+        assert "niah_single_1, 8192 tokens" in titles
+        assert ("vt, 8192 tokens" in titles) == (vocab_size > 257)
 
 
 NONSENSE = [
@@ -215,38 +199,26 @@ def test_nonsense_is_refused(wrong, capsys):
 def test_marks_of_a_tokenizer_are_no_text(checkpoints, tmp_path):
     """Tokenizers that put a token before or behind every text give the same bits per byte."""
     plain = scores(checkpoints / "gpt2")["bits per byte"]
-    GPT2LMHeadModel.from_pretrained(checkpoints / "gpt2").save_pretrained(tmp_path)
     tokenizer = build_tokenizer("bytes", [])
     end = tokenizer.eos_token
     marks = TemplateProcessing(single=f"{end} $A {end}", special_tokens=[(end, tokenizer.eos_token_id)])
     tokenizer.backend_tokenizer.post_processor = marks
-    save_tokenizer(tokenizer, tmp_path)
+    save(GPT2LMHeadModel.from_pretrained(checkpoints / "gpt2"), tokenizer, tmp_path)
     assert len(AutoTokenizer.from_pretrained(tmp_path)("ab")["input_ids"]) == 4
     assert scores(tmp_path)["bits per byte"] == pytest.approx(plain, rel=1e-6)
 
 
 def damaged(folder, what):
     """Save a checkpoint with one thing wrong and return its folder."""
-    torch.manual_seed(0)
-    tokenizer = build_tokenizer("bytes", [])
-    size = 100 if what == "tokenizer" else len(tokenizer)
-    config = HyperMLPConfig(
-        hidden_size=32,
-        num_hidden_layers=1,
-        max_position_embeddings=32 if what == "context" else 128,
-        vocab_size=size,
-    )
-    model = HyperMLPForCausalLM(config)
+    context, size = 32 if what == "context" else 128, 100 if what == "tokenizer" else 257
+    model, tokenizer = byte_model(max_position_embeddings=context, vocab_size=size)
     if what == "numbers":
         torch.nn.init.constant_(model.model.layers[0].mixer.v_proj.weight, torch.nan)
     model.save_pretrained(folder)
     weights = folder / "model.safetensors"
     if what == "tensor":
-        save_file(
-            {name: x for name, x in load_file(weights).items() if "v_proj" not in name},
-            weights,
-            metadata={"format": "pt"},
-        )
+        kept = {name: x for name, x in load_file(weights).items() if "v_proj" not in name}
+        save_file(kept, weights, metadata={"format": "pt"})
     if what == "file":
         weights.write_bytes(weights.read_bytes()[:100])
     if what != "no tokenizer":
@@ -283,35 +255,16 @@ def test_a_failure_keeps_what_went_before(checkpoints, tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [["-m", "lm_eval"], ["-m", "hypermlp.evals.harness"]])
 def test_the_harness_own_program_knows_the_model(checkpoints, program):
-    words = [
-        "--model",
-        "hypermlp",
-        "--model_args",
-        f"pretrained={checkpoints / 'ours'}",
-        "--tasks",
-        str(suites.TASKS),
-        "--limit",
-        "4",
-    ]
-    done = subprocess.run(
-        [sys.executable, *program, *words, "--device", "cpu"], capture_output=True, text=True, check=False
-    )
+    model = ["--model", "hypermlp", "--model_args", f"pretrained={checkpoints / 'ours'}"]
+    options = ["--tasks", str(suites.TASKS), "--limit", "4", "--device", "cpu"]
+    command = [sys.executable, *program, *model, *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "hypermlp_recall" in done.stdout
 
 
 @pytest.mark.slow
 def test_ruler_generates_the_same_in_any_batch(tmp_path):
-    tokenizer = build_tokenizer("bytes", [])
-    config = HyperMLPConfig(
-        mixer="S-p",
-        hidden_size=32,
-        num_hidden_layers=1,
-        max_position_embeddings=4096,
-        vocab_size=len(tokenizer),
-    )
-    HyperMLPForCausalLM(config).save_pretrained(tmp_path)
-    save_tokenizer(tokenizer, tmp_path)
-    assert scores(tmp_path, batch_size=1, limit=3) == pytest.approx(
-        scores(tmp_path, batch_size=3, limit=3), rel=1e-6
-    )
+    save(*byte_model(mixer="S-p", max_position_embeddings=4096), tmp_path)
+    alone, together = (scores(tmp_path, batch_size=size, limit=3) for size in (1, 3))
+    assert together == pytest.approx(alone, rel=1e-6)

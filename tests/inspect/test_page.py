@@ -14,11 +14,12 @@ from hypermlp.cli import main
 from hypermlp.inspect import figures
 from hypermlp.inspect.page import encoded
 from hypermlp.inspect.panels import panels, pre_activations
-from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
+from hypermlp.models import HyperMLPForCausalLM
 from hypermlp.reporting.figures import FORMATS, new_figure
 from hypermlp.testing import randomise_
 from hypermlp.theory.objects import Step
 from hypermlp.train.tokenization import build_tokenizer
+from tests.checkpoints import byte_model, save
 
 PROMPT = "def area(r):\n    <b>return</b> 3 * r ** 2\n"
 REGISTERS = 2
@@ -26,20 +27,8 @@ COUNT = len(PROMPT) + REGISTERS
 
 
 def build(folder, mixer, **settings):
-    torch.manual_seed(0)
-    tokenizer = build_tokenizer("bytes", [])
-    config = HyperMLPConfig(
-        mixer=mixer,
-        hidden_size=32,
-        num_hidden_layers=len(mixer),
-        max_position_embeddings=64,
-        vocab_size=len(tokenizer),
-        **settings,
-    )
-    model = HyperMLPForCausalLM(config).eval()
-    randomise_(model)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    model, tokenizer = byte_model(mixer=mixer, num_hidden_layers=len(mixer), **settings)
+    save(randomise_(model), tokenizer, folder)
     return model, tokenizer
 
 

@@ -7,25 +7,21 @@ import threading
 import time
 
 import pytest
-import torch
 from fastapi.testclient import TestClient
 
 from hypermlp.cli import main
 from hypermlp.commands.serve import model_name
-from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
 from hypermlp.serve.app import Limits, Server, _Job, build_app
 from hypermlp.testing import randomise_
-from hypermlp.train.tokenization import build_tokenizer
+from tests.checkpoints import byte_model
 
 CONTEXT = 64
 
 
 @pytest.fixture(scope="module")
 def server():
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "max_position_embeddings": CONTEXT, "vocab_size": 257}
-    model = randomise_(HyperMLPForCausalLM(HyperMLPConfig(**sizes)).eval(), scale=0.5)
-    return Server(model, build_tokenizer("bytes", []), "tiny")
+    model, tokenizer = byte_model(max_position_embeddings=CONTEXT)
+    return Server(randomise_(model, scale=0.5), tokenizer, "tiny")
 
 
 @pytest.fixture
@@ -90,10 +86,7 @@ def test_a_stream_has_the_same_text(client):
     ("body", "message"),
     [
         ({"prompt": ""}, "prompt is ''; it must be one text that is not empty"),
-        (
-            {"prompt": "x" * CONTEXT},
-            "64 tokens of prompt and max_tokens = 8 are too many",
-        ),
+        ({"prompt": "x" * CONTEXT}, "64 tokens of prompt and max_tokens = 8 are too many"),
         ({"prompt": "x" * 100_000}, "the prompt has 100000 characters"),
         ({"prompt": [1, 2]}, "prompt is [1, 2]"),
         ({"max_tokens": 0}, "max_tokens is 0; it must be a whole number, 1 or more"),
