@@ -43,13 +43,13 @@ def run(args: Args) -> list[Row]:
 @contextlib.contextmanager
 def worktree(commit: str) -> Iterator[Path]:
     """Check the commit out into a temporary git worktree. Raise UserError if that is not possible."""
-    known = _git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}")
-    if known.returncode != 0:
-        reason = known.stderr.strip() or "it names no commit of this repository"
+    parsed = _git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}")
+    if parsed.returncode != 0:
+        reason = parsed.stderr.strip() or "it names no commit of this repository"
         raise UserError(f"--against is {commit!r}: {reason}; pass a commit of the git checkout in {ROOT}")
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
-        added = _git("worktree", "add", "--detach", "--force", str(tree), known.stdout.strip())
+        added = _git("worktree", "add", "--detach", "--force", str(tree), parsed.stdout.strip())
         if added.returncode != 0:
             raise UserError(f"--against is {commit!r}: git worktree failed: {added.stderr.strip()}")
         try:

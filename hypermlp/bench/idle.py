@@ -14,7 +14,7 @@ SECONDS = 1.0
 def busy_processes(seconds: float = SECONDS, limit: float = LIMIT) -> dict[str, float]:
     """Return the other processes that use more than ``limit`` of a core, as "name (pid)" to its share.
 
-    This process and its descendants do not count. Where there is no /proc, nothing is found.
+    This process and its descendants do not count. Where there is no /proc, there are none.
     """
     before, began = _ticks(), time.monotonic()
     time.sleep(seconds)

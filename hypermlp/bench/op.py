@@ -46,8 +46,6 @@ COLUMNS: Columns = [
     ("ours MiB", "{ours_mib:.1f}"),
     ("softmax MiB", "{softmax_mib:.1f}"),
 ]
-
-
 GOAL_COLUMNS: Columns = [
     ("goal", "{goal}"),
     RATIO,

@@ -73,14 +73,14 @@ def stream(model: Any, tokenizer: Any, prompt: str, tokens: int | None, settings
     # The check of the length is below, with a message of our own (verbose=False).
     text = prompt or tokenizer.bos_token
     inputs = tokenizer(text, return_tensors="pt", add_special_tokens=False, verbose=False)
-    context, given = model.config.max_position_embeddings, inputs["input_ids"].shape[1]
-    if not model.is_endless and given + (tokens or 1) > context:
+    context, length = model.config.max_position_embeddings, inputs["input_ids"].shape[1]
+    if not model.is_endless and length + (tokens or 1) > context:
         raise UserError(
-            f"{given} tokens of prompt and {tokens or 1} new ones are too many; "
+            f"{length} tokens of prompt and {tokens or 1} new ones are too many; "
             f"the model's context has {context}. To go on, extend the context with "
             "`hypermlp extend`, or train a model with model.sliding_window (docs/long-context.md)"
         )
-    room = USUAL if model.is_endless else min(USUAL, context - given)
+    room = USUAL if model.is_endless else min(USUAL, context - length)
     try:
         model(inputs["input_ids"][:, :1].to(model.device))  # may build the kernels, before the clock starts
         began = time.perf_counter()
@@ -96,4 +96,4 @@ def stream(model: Any, tokenizer: Any, prompt: str, tokens: int | None, settings
     except (ValueError, TypeError, NotImplementedError) as error:  # settings that the model was saved with
         file = Path(model.config.name_or_path) / "generation_config.json"
         raise UserError(f"{file} cannot be used: {first_line(error)}; correct or remove it") from error
-    return (out.shape[1] - given) / (time.perf_counter() - began)
+    return (out.shape[1] - length) / (time.perf_counter() - began)

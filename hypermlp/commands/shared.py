@@ -101,7 +101,7 @@ def check_device(name: str) -> None:
 
 
 def chosen_workers(args: Args) -> Workers:
-    """Return the workers that the arguments WORKERS ask for."""
+    """Return the workers that the arguments WORKERS describe."""
     if args.jobs < 1 or (args.threads is not None and args.threads < 1):
         raise UserError(f"--jobs is {args.jobs}, --threads is {args.threads}; both must be 1 or more")
     if args.gpus < 0 or (args.gpus and not args.cluster):
@@ -154,7 +154,7 @@ def require_measuring(args: Args, *, rounds: int) -> None:
 
 
 def require_writable(path: str | None) -> None:
-    """Raise if a record was asked for and cannot be written."""
+    """Raise if the path of a record is given and cannot be written."""
     if path == "-":
         raise UserError("--json is '-'; give the path of a file for the record")
     if path:
@@ -162,7 +162,7 @@ def require_writable(path: str | None) -> None:
 
 
 def save_record(path: str | None, kind: str, settings: dict[str, Any], results: Any) -> None:
-    """Write a record and print its path, if one was asked for."""
+    """Write a record and print its path; without a path, do nothing."""
     if path:
         write_record(path, new_record(kind, settings, results))
         print(f"record: {path}")

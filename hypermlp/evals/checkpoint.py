@@ -23,9 +23,9 @@ class CheckpointLM(HFLM):  # type: ignore[misc]
             pretrained = str(model_folder(pretrained))
         super().__init__(pretrained=pretrained, **settings)
         # The harness would report these problems badly, or not at all.
-        tokenizer, given = self.tokenizer, self.max_length
+        tokenizer, length = self.tokenizer, self.max_length
         rows = self.model.get_input_embeddings().weight.shape[0]
-        context = getattr(self.model.config, "max_position_embeddings", None) or given
+        context = getattr(self.model.config, "max_position_embeddings", None) or length
         problems = {
             "its tokenizer has no bos_token and no eos_token to begin a text with; set one and save it": (
                 tokenizer.bos_token_id is None and tokenizer.eos_token_id is None
@@ -33,9 +33,9 @@ class CheckpointLM(HFLM):  # type: ignore[misc]
             f"its tokenizer has {len(tokenizer)} tokens, its model {rows}; save it with its own tokenizer": (
                 len(tokenizer) > rows
             ),
-            f"--max-length is {given}; the model's context is {context}, use at most that": given > context,
-            f"its context, or --max-length, is {given}; questions need {LEAST_CONTEXT} tokens at least": (
-                given < LEAST_CONTEXT
+            f"--max-length is {length}; the model's context is {context}, use at most that": length > context,
+            f"its context, or --max-length, is {length}; questions need {LEAST_CONTEXT} tokens at least": (
+                length < LEAST_CONTEXT
             ),
         }
         for problem, present in problems.items():

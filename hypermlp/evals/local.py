@@ -59,12 +59,12 @@ def recall(**_: Any) -> dict[str, Dataset]:
     )
     choices = [f" {value}" for value in range(half)]
     questions = []
-    for example, wanted in zip(inputs.tolist(), targets.tolist(), strict=True):
-        last = max(place for place, target in enumerate(wanted) if target != mad.IGNORED)
+    for example, answers in zip(inputs.tolist(), targets.tolist(), strict=True):
+        last = max(place for place, target in enumerate(answers) if target != mad.IGNORED)
         pairs = zip(example[:last:2], example[1:last:2], strict=True)
         lines = [f"{ascii_lowercase[key]} = {value - half}\n" for key, value in pairs]
         context = f"{''.join(lines)}{ascii_lowercase[example[last]]} ="
-        questions.append({"context": context, "choices": choices, "label": wanted[last] - half})
+        questions.append({"context": context, "choices": choices, "label": answers[last] - half})
     return {"test": Dataset.from_list(questions)}
 
 

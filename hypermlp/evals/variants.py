@@ -36,7 +36,7 @@ class Variant(NamedTuple):
     """A key of KINDS; empty for the model as it is, with its slots extended by the default method."""
     numbers: tuple[float, ...] = ()
     """Positions of a window (default: the trained context); or the factor of scaled rotary frequencies
-    (default: the length that is asked for, over the trained context), and for "yarn" the numbers of turns,
+    (default: the evaluated length over the trained context), and for "yarn" the numbers of turns,
     rope_beta_slow and rope_beta_fast."""
 
     @classmethod
@@ -72,7 +72,7 @@ class Variant(NamedTuple):
         Args:
             model: the trained model.
             trained: the context that it was trained with.
-            length: the positions that it will be asked for.
+            length: the positions that it must accept.
         """
         labels = any(mixer not in BASELINES for mixer in model.config.mixers)
         if self.kind in ("window", "recomputed"):

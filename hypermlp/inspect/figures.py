@@ -22,7 +22,7 @@ def write_figures(panels: Panels, folder: Path) -> Iterator[Path]:
     """Write every figure that the model has numbers for and yield the paths."""
     selects = any(layer.selects for layer in panels.layers)
     mixes = any(head.mixes for layer in panels.layers for head in layer.heads)
-    wanted: dict[str, tuple[Callable[[Panels], Any], bool]] = {
+    drawings: dict[str, tuple[Callable[[Panels], Any], bool]] = {
         "memory": (_memory, True),
         "activation": (lambda panels: _maps(panels, "activation", "slot"), True),
         "contribution": (lambda panels: _maps(panels, "contribution", "token"), True),
@@ -32,7 +32,7 @@ def write_figures(panels: Panels, folder: Path) -> Iterator[Path]:
         "gates": (_gates, any(layer.gates for layer in panels.layers)),
         "routing": (_routing, selects),
     }
-    for name, (draw, present) in wanted.items():
+    for name, (draw, present) in drawings.items():
         if present:
             yield from save(draw(panels), folder, name)
 

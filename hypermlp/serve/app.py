@@ -55,7 +55,7 @@ class _Job(TextStreamer, StoppingCriteria):
         self.request, self.deadline = request, deadline
         self.loop, self.pieces = asyncio.get_running_loop(), asyncio.Queue[str | Exception | None]()
         self.cancelled = threading.Event()
-        self.given = self.generated = 0
+        self.prompt_tokens = self.generated = 0
         self.text, self.sent = "", 0
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> Any:
@@ -92,9 +92,9 @@ class _Job(TextStreamer, StoppingCriteria):
 
     def usage(self) -> dict[str, int]:
         return {
-            "prompt_tokens": self.given,
+            "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.generated,
-            "total_tokens": self.given + self.generated,
+            "total_tokens": self.prompt_tokens + self.generated,
         }
 
 
@@ -136,26 +136,26 @@ class Server:
     async def complete(self, request: Request) -> Any:
         """Answer a request for a completion."""
         began, body = time.monotonic(), await self.read(request)
-        wanted = parse_completion(body)
+        completion = parse_completion(body)
         if body.get("model") not in (None, self.name):
             raise HttpError(
                 404, f"model is {body['model']!r}; this server has {self.name!r}, or leave it out"
             )
-        if len(wanted.prompt) > self.context * self.longest_token:
+        if len(completion.prompt) > self.context * self.longest_token:
             raise UserError(
-                f"the prompt has {len(wanted.prompt)} characters, more than {self.context} tokens, the "
+                f"the prompt has {len(completion.prompt)} characters, more than {self.context} tokens, the "
                 "model's context, can hold; shorten it"
             )
         if self.waiting >= self.limits.waiting:
             raise HttpError(503, f"{self.waiting} requests are waiting already; try again later")
-        job = _Job(self, wanted, began + self.limits.seconds)
+        job = _Job(self, completion, began + self.limits.seconds)
         with self.lock:
             self.waiting += 1
         self.thread.submit(self._generate, job)
         key = f"cmpl-{uuid.uuid4().hex}"
         pieces = job.received()
         first = await anext(pieces, "")  # an error must become a status, so wait for the first piece
-        if wanted.stream:
+        if completion.stream:
             return StreamingResponse(self._stream(key, job, first, pieces), media_type="text/event-stream")
         text = first + "".join([piece async for piece in pieces])
         return self._chunk(key, text, job.finish_reason) | {"usage": job.usage()}
@@ -201,27 +201,27 @@ class Server:
 
     @torch.inference_mode()
     def _run(self, job: _Job) -> None:
-        wanted = job.request
+        request = job.request
         if time.monotonic() > job.deadline or job.cancelled.is_set():
             return
-        inputs = self.tokenizer(wanted.prompt, return_tensors="pt", add_special_tokens=False, verbose=False)
-        job.given = inputs["input_ids"].shape[1]
-        if job.given + wanted.max_tokens > self.context:
+        inputs = self.tokenizer(request.prompt, return_tensors="pt", add_special_tokens=False, verbose=False)
+        job.prompt_tokens = inputs["input_ids"].shape[1]
+        if job.prompt_tokens + request.max_tokens > self.context:
             raise UserError(
-                f"{job.given} tokens of prompt and max_tokens = {wanted.max_tokens} are too many; "
+                f"{job.prompt_tokens} tokens of prompt and max_tokens = {request.max_tokens} are too many; "
                 f"the model's context has {self.context}"
             )
-        if wanted.seed is not None:
-            torch.manual_seed(wanted.seed)
+        if request.seed is not None:
+            torch.manual_seed(request.seed)
         out = self.model.generate(
             **inputs.to(self.model.device),
-            **wanted.settings(),
+            **request.settings(),
             streamer=job,
             stopping_criteria=StoppingCriteriaList([job]),
-            max_new_tokens=wanted.max_tokens,
+            max_new_tokens=request.max_tokens,
             pad_token_id=self.tokenizer.pad_token_id,
         )
-        job.generated = out.shape[1] - job.given
+        job.generated = out.shape[1] - job.prompt_tokens
 
 
 def error_body(message: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ READ = ("model", "prompt", "max_tokens", "temperature", "top_p", "seed", "stop",
 
 
 class Completion(NamedTuple):
-    """A completion that a client asks for."""
+    """A completion that a client requests."""
 
     prompt: str
     max_tokens: int
