@@ -42,9 +42,9 @@ from hypermlp.reporting.table import Table
 
 @command(
     Argument("--label", default="G-cg-q-12o", help="label of our mixer (default: HyperGLU)"),
-    Argument("--batch", type=int, default=2, help="sequences (default: 2)"),
-    Argument("--length", type=int, default=1024, help="positions (default: 1024)"),
-    Argument("--hidden", type=int, default=768, help="width (default: 768)"),
+    Argument("--batch", type=int, default=2, help="sequences"),
+    Argument("--length", type=int, default=1024, help="positions"),
+    Argument("--hidden", type=int, default=768, help="width"),
     Argument(
         "--softmax-heads",
         type=int,
@@ -215,7 +215,7 @@ def table_command(args: Args) -> None:
 
 
 @command(
-    Argument("--recipe", default="cpu-mini", help="recipe of model, data and batch (default: cpu-mini)"),
+    Argument("--recipe", default="cpu-mini", help="recipe of model, data and batch"),
     SET,
     Argument(
         "--mixer",
@@ -224,11 +224,7 @@ def table_command(args: Args) -> None:
         help="measure time, FLOPs, parameters, state and memory of these mixers (or all) instead",
     ),
     Argument(
-        "--rivals",
-        nargs="+",
-        default=["S-p", "S"],
-        metavar="LABEL",
-        help="softmax labels to compare with (default: S-p S)",
+        "--rivals", nargs="+", default=["S-p", "S"], metavar="LABEL", help="softmax labels to compare with"
     ),
     Argument(
         "--rival-heads",
@@ -236,7 +232,7 @@ def table_command(args: Args) -> None:
         nargs="+",
         default=[2, 4],
         metavar="HEADS",
-        help="head counts of the softmax labels (default: 2 4)",
+        help="head counts of the softmax labels",
     ),
     *measuring(rounds=30, seconds=90),
 )
@@ -276,11 +272,11 @@ def lm_command(args: Args) -> None:
         nargs="+",
         default=["HyperGLU", "HyperMLP", "S-p", "softmax"],
         metavar="NAME",
-        help="labels and baselines with windows (default: HyperGLU HyperMLP S-p softmax)",
+        help="labels and baselines with windows",
     ),
-    Argument("--window", type=int, default=256, help="positions that each position sees (default: 256)"),
-    Argument("--hidden", type=int, default=128, help="width of the model (default: 128)"),
-    Argument("--layers", type=int, default=2, help="layers of the model (default: 2)"),
+    Argument("--window", type=int, default=256, help="positions that each position sees"),
+    Argument("--hidden", type=int, default=128, help="width of the model"),
+    Argument("--layers", type=int, default=2, help="layers of the model"),
     *measuring(
         rounds=15,
         seconds=8,

@@ -18,7 +18,7 @@ from hypermlp.ops import available_backends
         "--out",
         metavar="FOLDER",
         help="folder of the two runs and the picture (default: a new temporary folder)",
-    ),
+    )
 )
 def main(args: Args) -> None:
     console, began = Console(), time.monotonic()

@@ -48,11 +48,11 @@ from hypermlp.models.loading import is_local, model_folder
         help="loss by position on held-out text beyond the trained context, instead of a suite",
     ),
     Argument("--length", type=int, help="--by-position: positions (default: 8 times the trained context)"),
-    Argument("--texts", type=int, default=64, help="--by-position: number of texts (default: 64)"),
+    Argument("--texts", type=int, default=64, help="--by-position: number of texts"),
     Argument(
         "--fetch", action="store_true", help="only download the suite's data, for a machine without a network"
     ),
-    Argument("--batch", type=int, default=16, help="sequences at once; does not change scores (default: 16)"),
+    Argument("--batch", type=int, default=16, help="sequences at once; does not change scores"),
     Argument("--max-length", type=int, help="context in tokens (default: the model's)"),
     Argument("--limit", type=int, help="evaluate only this many questions of each task, for a trial"),
     Argument("--device", default=DEVICE, help=f"default here: {DEVICE}"),

@@ -20,7 +20,7 @@ from hypermlp.models.loading import load
         choices=METHODS,
         default=DEFAULT_METHOD,
         help="parameters of the added slots: zeros, the mean of the last 32, the far half repeated, or the "
-        "far half stretched over log-lag (default: repeat)",
+        "far half stretched over log-lag",
     ),
     Argument(
         "--rope-type",

@@ -28,7 +28,7 @@ LARGE = 8  # MB, above which a phone takes long to open the page
         "a short program)",
     ),
     Argument("--tokens", type=int, help="read only this many tokens of it (default: all)"),
-    Argument("--out", default="inspect.html", metavar="FILE", help="the page (default: inspect.html)"),
+    Argument("--out", default="inspect.html", metavar="FILE", help="the page"),
     Argument("--figures", metavar="DIR", help="also write each panel as PNG and SVG (needs matplotlib)"),
 )
 def main(args: Args) -> None:

@@ -18,8 +18,8 @@ MOST_GPUS = 2**20
         help=f"a recipe; or a folder with a model, or its config.json, to be trained like {TEMPLATE}",
     ),
     SET,
-    Argument("--gpu", default="h100", choices=sorted(GPUS), help="type of GPU (default: h100)"),
-    Argument("--count", type=int, default=1, help="number of GPUs (default: 1)"),
+    Argument("--gpu", default="h100", choices=sorted(GPUS), help="type of GPU"),
+    Argument("--count", type=int, default=1, help="number of GPUs"),
     Argument(
         "--nodes", type=int, help="number of machines (default: the fewest with at most eight GPUs each)"
     ),

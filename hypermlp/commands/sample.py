@@ -26,18 +26,11 @@ SEEDS = 2**32  # of NumPy
         help="the text to continue; - reads it from standard input; without it a new document begins",
     ),
     Argument(
-        "--tokens",
-        type=int,
-        help=f"number of new tokens (default: {USUAL}, or as many as fit the context)",
+        "--tokens", type=int, help=f"number of new tokens (default: {USUAL}, or as many as fit the context)"
     ),
-    Argument(
-        "--temperature",
-        type=float,
-        default=0.8,
-        help="0 takes the most likely token each time (default: 0.8)",
-    ),
-    Argument("--top-k", type=int, default=50, help="draw from this many most likely tokens (default: 50)"),
-    Argument("--seed", type=int, default=0, help="seed of the random draws (default: 0)"),
+    Argument("--temperature", type=float, default=0.8, help="0 takes the most likely token each time"),
+    Argument("--top-k", type=int, default=50, help="draw from this many most likely tokens"),
+    Argument("--seed", type=int, default=0, help="seed of the random draws"),
 )
 def main(args: Args) -> None:
     require_at_least(args, tokens=1, top_k=1)

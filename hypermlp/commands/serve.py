@@ -23,13 +23,11 @@ LAST_PORT = 65535
 
 @command(
     CHECKPOINT,
-    Argument("--host", default="localhost", help="address to listen on (default: localhost)"),
-    Argument("--port", type=int, default=8000, help="port to listen on (default: 8000)"),
+    Argument("--host", default="localhost", help="address to listen on"),
+    Argument("--port", type=int, default=8000, help="port to listen on"),
     Argument("--device", default=DEVICE, help=f"cpu, cuda:0, ... (default here: {DEVICE})"),
-    Argument("--waiting", type=int, default=32, help="requests that wait or run at a time (default: 32)"),
-    Argument(
-        "--timeout", type=int, default=300, metavar="SECONDS", help="longest time of a request (default: 300)"
-    ),
+    Argument("--waiting", type=int, default=32, help="requests that wait or run at a time"),
+    Argument("--timeout", type=int, default=300, metavar="SECONDS", help="longest time of a request"),
 )
 def main(args: Args) -> None:
     require_at_least(args, port=1, waiting=1, timeout=1)

@@ -23,9 +23,16 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Argument:
-    """An argument of a command, given as to ``argparse.ArgumentParser.add_argument``."""
+    """An argument of a command, given as to ``argparse.ArgumentParser.add_argument``.
+
+    The help ends with the default, unless it describes the default itself.
+    """
 
     def __init__(self, *names: str, **settings: Any):
+        default = settings.get("default")
+        if default not in (None, "", []) and "default" not in settings["help"]:
+            shown = " ".join(map(str, default)) if isinstance(default, list) else default
+            settings["help"] += f" (default: {shown})"
         self.names, self.settings = names, settings
 
 
@@ -61,9 +68,9 @@ SET = Argument(
 VOCAB = Argument("--vocab", type=int, help="size of the tokenizer, if its name does not determine it")
 PRINT_JSON = Argument("--json", nargs="?", const="-", choices=("-",), help="print JSON instead of a table")
 WORKERS = (  # where trainings run, and with how many threads and GPUs
-    Argument("--jobs", type=int, default=1, help="trainings that run at once (default: 1)"),
+    Argument("--jobs", type=int, default=1, help="trainings that run at once"),
     Argument("--threads", type=int, help="threads of each training (default: cores / --jobs)"),
-    Argument("--device", default="cpu", help="device on this machine (default: cpu)"),
+    Argument("--device", default="cpu", help="device on this machine"),
     Argument(
         "--cluster",
         metavar="ADDRESS",
@@ -71,7 +78,7 @@ WORKERS = (  # where trainings run, and with how many threads and GPUs
         const="auto",
         help="run on a Ray cluster, not on this machine",
     ),
-    Argument("--gpus", type=float, default=0, help="GPUs of each training there (default: 0)"),
+    Argument("--gpus", type=float, default=0, help="GPUs of each training there"),
 )
 
 
@@ -117,17 +124,9 @@ def measuring(
 ) -> tuple[Argument, ...]:
     """Return the arguments of a measurement, with these defaults, and ``--json``."""
     return (
+        Argument("--rounds", type=int, default=rounds, help="largest number of timings of each kind"),
         Argument(
-            "--rounds",
-            type=int,
-            default=rounds,
-            help=f"largest number of timings of each kind (default: {rounds})",
-        ),
-        Argument(
-            "--seconds",
-            type=float,
-            default=seconds,
-            help=f"stop a series of timings after this many seconds (default: {seconds:g})",
+            "--seconds", type=float, default=seconds, help="stop a series of timings after this many seconds"
         ),
         Argument("--json", metavar="FILE", help=json_help),
     )
