@@ -89,15 +89,15 @@ class Worker:
 
     def setup(self, settings: dict[str, Any]) -> list[str]:
         """Prepare the works and return their names. Raise if the process uses another source tree."""
-        answer = self._ask({"setup": settings})
+        answer = self._request({"setup": settings})
         if not Path(answer["package"]).is_relative_to(self.tree):
             raise UserError(f"the package of {self.tree} cannot be imported; found {answer['package']}")
         return list(answer["works"])
 
     def seconds(self, name: str) -> float:
-        return float(self._ask({"run": name})["seconds"])
+        return float(self._request({"run": name})["seconds"])
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _request(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(request) + "\n")

@@ -63,7 +63,7 @@ SET = Argument(
     action="append",
     default=[],
     metavar="KEY=VALUE",
-    help="change a key of the recipe; may be repeated",
+    help="change a key of the recipe, such as training.steps=100; may be repeated",
 )
 VOCAB = Argument("--vocab", type=int, help="size of the tokenizer, if its name does not determine it")
 PRINT_JSON = Argument("--json", nargs="?", const="-", choices=("-",), help="print JSON instead of a table")

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from hypermlp.commands.shared import Args, Argument, command
+from hypermlp.commands.shared import SET, Args, Argument, command
 from hypermlp.errors import UserError
 from hypermlp.train.keys import key_help
 from hypermlp.train.recipe import load_recipe, recipe_names
@@ -12,13 +12,7 @@ from hypermlp.train.run import is_main_process, train
 
 @command(
     Argument("recipe", nargs="?", help=f"a YAML file, or {', '.join(recipe_names())}"),
-    Argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change a key of the recipe, such as training.steps=100; may be repeated",
-    ),
+    SET,
     Argument("--out", metavar="FOLDER", help="folder of the run (default: runs/NAME)"),
     Argument(
         "--resume", action="store_true", help="continue from the newest complete checkpoint, if there is one"

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from hypermlp.reporting.figures import new_figure
 from hypermlp.reporting.sources import Curve
 
 COLOURS = ("#1b6ca8", "#d1603d", "#8a8a8a")
@@ -9,9 +10,7 @@ COLOURS = ("#1b6ca8", "#d1603d", "#8a8a8a")
 
 def draw(path: Path, recall: dict[str, Curve], language: dict[str, Curve]) -> Path:
     """Write the accuracies on recall and the losses of the language models, by name, as a PNG file."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = new_figure(10, 4)
     left, right = figure.subplots(1, 2)
     panels = (
         (left, recall, 100.0, "in-context recall", "accuracy on new sequences, percent"),
