@@ -51,14 +51,8 @@ def table(rows: list[Row]) -> Table:
 
 def body_config(mixer: str, *, hidden: int, layers: int, length: int) -> HyperMLPConfig:
     """Return the configuration of the GPT-2 body with this mixer."""
-    return HyperMLPConfig(
-        mixer=mixer,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        max_position_embeddings=length,
-        vocab_size=VOCAB_SIZE,
-        learned_positions=True,
-    )
+    sizes: dict[str, Any] = {"hidden_size": hidden, "num_hidden_layers": layers, "vocab_size": VOCAB_SIZE}
+    return HyperMLPConfig(mixer=mixer, max_position_embeddings=length, learned_positions=True, **sizes)
 
 
 def count(mixer: str, config: HyperMLPConfig, batch: int) -> Row:

@@ -10,7 +10,7 @@ from typing import Any
 import transformers
 
 from hypermlp.commands.shared import (
-    DEVICE,
+    ON_DEVICE,
     Args,
     Argument,
     check_device,
@@ -55,7 +55,7 @@ from hypermlp.models.loading import is_local, model_folder
     Argument("--batch", type=int, default=16, help="sequences at once; does not change scores"),
     Argument("--max-length", type=int, help="context in tokens (default: the model's)"),
     Argument("--limit", type=int, help="evaluate only this many questions of each task, for a trial"),
-    Argument("--device", default=DEVICE, help=f"default here: {DEVICE}"),
+    ON_DEVICE,
     Argument("--json", metavar="FILE", help="write the scores to a record"),
 )
 def main(args: Args) -> None:

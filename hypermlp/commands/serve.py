@@ -8,7 +8,7 @@ import transformers
 
 from hypermlp.commands.shared import (
     CHECKPOINT,
-    DEVICE,
+    ON_DEVICE,
     Args,
     Argument,
     check_device,
@@ -25,7 +25,7 @@ LAST_PORT = 65535
     CHECKPOINT,
     Argument("--host", default="localhost", help="address to listen on"),
     Argument("--port", type=int, default=8000, help="port to listen on"),
-    Argument("--device", default=DEVICE, help=f"cpu, cuda:0, ... (default here: {DEVICE})"),
+    ON_DEVICE,
     Argument("--waiting", type=int, default=32, help="requests that wait or run at a time"),
     Argument("--timeout", type=int, default=300, metavar="SECONDS", help="longest time of a request"),
 )

@@ -58,6 +58,7 @@ CHECKPOINT = Argument(
     "checkpoint",
     help="a folder with a model, a run of `hypermlp train`, or a model in the package: tiny, tiny-softmax",
 )
+ON_DEVICE = Argument("--device", default=DEVICE, help=f"cpu, cuda:0, ... (default here: {DEVICE})")
 SET = Argument(
     "--set",
     action="append",
