@@ -26,7 +26,6 @@ from hypermlp.commands.shared import (
     Argument,
     command,
     measuring,
-    require_at_least,
     require_measuring,
     save_record,
 )
@@ -42,9 +41,9 @@ from hypermlp.reporting.table import Table
 
 @command(
     Argument("--label", default="G-cg-q-12o", help="label of our mixer (default: HyperGLU)"),
-    Argument("--batch", type=int, default=2, help="sequences"),
-    Argument("--length", type=int, default=1024, help="positions"),
-    Argument("--hidden", type=int, default=768, help="width"),
+    Argument("--batch", least=1, default=2, help="sequences"),
+    Argument("--length", least=2, default=1024, help="positions"),
+    Argument("--hidden", least=1, default=768, help="width"),
     Argument(
         "--softmax-heads",
         type=int,
@@ -55,7 +54,7 @@ from hypermlp.reporting.table import Table
     Argument(
         "--backend", nargs="+", metavar="NAME", help="default: all that are available, except reference"
     ),
-    Argument("--threads", type=int, help="default: PyTorch's own number"),
+    Argument("--threads", least=1, help="default: PyTorch's own number"),
     Argument(
         "--sweep", action="store_true", help="many sizes instead of one: lengths, widths, threads, decoding"
     ),
@@ -77,8 +76,7 @@ from hypermlp.reporting.table import Table
 )
 def op_command(args: Args) -> None:
     """``hypermlp bench op``: the operator and the layer against fused softmax attention."""
-    require_at_least(args, batch=1, length=2, hidden=1, threads=1)
-    require_measuring(args, rounds=1)
+    require_measuring(args)
     check_idle(record=bool(args.json))
     if args.against:
         _require_alone(args, "against", "sweep", "softmax_heads", "backend", "goals")
@@ -165,10 +163,10 @@ def _op_backends(args: Args, cases: list[op.Case]) -> list[str]:
     ),
     Argument("--count-only", action="store_true", help="count FLOPs and time nothing"),
     *(
-        Argument(f"--{name}", type=int, default=value, help=f"default, as in the paper: {value}")
+        Argument(f"--{name}", least=1, default=value, help=f"default, as in the paper: {value}")
         for name, value in SETTING.items()
     ),
-    Argument("--batch", type=int, help="default: 8 as in the paper, but 1 to time a CPU"),
+    Argument("--batch", least=1, help="default: 8 as in the paper, but 1 to time a CPU"),
     Argument(
         "--device",
         choices=("cpu", "cuda"),
@@ -177,6 +175,7 @@ def _op_backends(args: Args, cases: list[op.Case]) -> list[str]:
     ),
     *measuring(
         rounds=20,
+        least_rounds=3,
         seconds=300,
         json_help="write the results to a record; - with --count-only: print the rows as JSON",
     ),
@@ -190,8 +189,7 @@ def table_command(args: Args) -> None:
         args.json = None
     if args.batch is None:
         args.batch = 8 if args.device == "cuda" or args.count_only else 1
-    require_at_least(args, batch=1, **dict.fromkeys(SETTING, 1))
-    require_measuring(args, rounds=3)
+    require_measuring(args)
     if args.device == "cuda" and not torch.cuda.is_available() and not args.count_only:
         raise UserError("--device is cuda, but there is no GPU; use --device cpu or --count-only")
     setting = {name: getattr(args, name) for name in SETTING}
@@ -234,7 +232,7 @@ def table_command(args: Args) -> None:
         metavar="HEADS",
         help="head counts of the softmax labels",
     ),
-    *measuring(rounds=30, seconds=90),
+    *measuring(rounds=30, seconds=90, least_rounds=3),
 )
 def lm_command(args: Args) -> None:
     """``hypermlp bench lm``: training throughput; with ``--mixer``, all costs of the named mixers instead."""
@@ -242,7 +240,7 @@ def lm_command(args: Args) -> None:
     from hypermlp.train.data import prepare
     from hypermlp.train.recipe import load_recipe
 
-    require_measuring(args, rounds=3)
+    require_measuring(args)
     recipe = load_recipe(args.recipe, args.set)
     if args.mixer:
         kind, measure, table = "bench-mixers", lm.costs, lm.cost_table
@@ -274,9 +272,9 @@ def lm_command(args: Args) -> None:
         metavar="NAME",
         help="labels and baselines with windows",
     ),
-    Argument("--window", type=int, default=256, help="positions that each position sees"),
-    Argument("--hidden", type=int, default=128, help="width of the model"),
-    Argument("--layers", type=int, default=2, help="layers of the model"),
+    Argument("--window", least=2, default=256, help="positions that each position sees"),
+    Argument("--hidden", least=1, default=128, help="width of the model"),
+    Argument("--layers", least=1, default=2, help="layers of the model"),
     *measuring(
         rounds=15,
         seconds=8,
@@ -287,8 +285,7 @@ def window_command(args: Args) -> None:
     """``hypermlp bench window``: decoding and training with a sliding window, at several lengths."""
     from hypermlp.bench import window
 
-    require_at_least(args, window=2, hidden=1, layers=1)
-    require_measuring(args, rounds=1)
+    require_measuring(args)
     check_idle(record=bool(args.json))
     sizes = {name: getattr(args, name) for name in ("window", "hidden", "layers", "rounds", "seconds")}
     mixers = chosen_mixers(args.mixer)

@@ -15,7 +15,6 @@ from hypermlp.commands.shared import (
     Argument,
     check_device,
     command,
-    require_at_least,
     require_writable,
     save_record,
 )
@@ -47,19 +46,18 @@ from hypermlp.models.loading import is_local, model_folder
         action="store_true",
         help="loss by position on held-out text beyond the trained context, instead of a suite",
     ),
-    Argument("--length", type=int, help="--by-position: positions (default: 8 times the trained context)"),
-    Argument("--texts", type=int, default=64, help="--by-position: number of texts"),
+    Argument("--length", least=1, help="--by-position: positions (default: 8 times the trained context)"),
+    Argument("--texts", least=1, default=64, help="--by-position: number of texts"),
     Argument(
         "--fetch", action="store_true", help="only download the suite's data, for a machine without a network"
     ),
-    Argument("--batch", type=int, default=16, help="sequences at once; does not change scores"),
-    Argument("--max-length", type=int, help="context in tokens (default: the model's)"),
-    Argument("--limit", type=int, help="evaluate only this many questions of each task, for a trial"),
+    Argument("--batch", least=1, default=16, help="sequences at once; does not change scores"),
+    Argument("--max-length", least=1, help="context in tokens (default: the model's)"),
+    Argument("--limit", least=1, help="evaluate only this many questions of each task, for a trial"),
     ON_DEVICE,
     Argument("--json", metavar="FILE", help="write the scores to a record"),
 )
 def main(args: Args) -> None:
-    require_at_least(args, batch=1, max_length=1, limit=1, length=1, texts=1)
     require_writable(args.json)
     if args.by_position:
         _by_position(args)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import transformers
 
-from hypermlp.commands.shared import CHECKPOINT, Args, Argument, command, require_at_least
+from hypermlp.commands.shared import CHECKPOINT, Args, Argument, command
 from hypermlp.config import ROPE_TYPES
 from hypermlp.errors import UserError
 from hypermlp.layers.resizing import DEFAULT_METHOD, METHODS
@@ -13,7 +13,7 @@ from hypermlp.models.loading import load
 
 @command(
     CHECKPOINT,
-    Argument("--context", type=int, required=True, help="positions of the new context; may be fewer"),
+    Argument("--context", least=1, required=True, help="positions of the new context; may be fewer"),
     Argument("--out", metavar="FOLDER", required=True, help="folder of the new model; it must not exist yet"),
     Argument(
         "--method",
@@ -29,7 +29,6 @@ from hypermlp.models.loading import load
     ),
 )
 def main(args: Args) -> None:
-    require_at_least(args, context=1)
     out = Path(args.out)
     if out.exists():
         raise UserError(f"--out is {out}, which exists already; name a new folder")

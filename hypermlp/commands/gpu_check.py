@@ -42,7 +42,7 @@ def _interpret() -> None:
 )
 def main(args: Args) -> None:
     args.json = args.json or "gpu-check.json"
-    require_measuring(args, rounds=1)
+    require_measuring(args)
     if args.interpret:
         _interpret()
     elif not torch.cuda.is_available():

@@ -6,7 +6,7 @@ from pathlib import Path
 import transformers
 
 from hypermlp.checkpoints import find_shipped
-from hypermlp.commands.shared import CHECKPOINT, Args, Argument, command, read_prompt, require_at_least
+from hypermlp.commands.shared import CHECKPOINT, Args, Argument, command, read_prompt
 from hypermlp.errors import UserError
 from hypermlp.files import check_writable, write_text
 from hypermlp.inspect import figures
@@ -27,13 +27,12 @@ LARGE = 8  # MB, above which a phone takes long to open the page
         help="the text to read; @FILE reads a file, - standard input (default: with a model of the package, "
         "a short program)",
     ),
-    Argument("--tokens", type=int, help="read only this many tokens of it (default: all)"),
+    Argument("--tokens", least=2, help="read only this many tokens of it (default: all)"),
     Argument("--out", default="inspect.html", metavar="FILE", help="the page"),
     Argument("--figures", metavar="DIR", help="also write each panel as PNG and SVG (needs matplotlib)"),
 )
 def main(args: Args) -> None:
     check_writable(args.out)
-    require_at_least(args, tokens=2)
     prompt = default_prompt(args.checkpoint) if args.prompt is None else read_prompt(args.prompt, files=True)
     if args.figures:
         new_figure(1, 1)  # raises without matplotlib, before the long work

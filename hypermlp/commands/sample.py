@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 
-from hypermlp.commands.shared import CHECKPOINT, Args, Argument, command, read_prompt, require_at_least
+from hypermlp.commands.shared import CHECKPOINT, Args, Argument, command, read_prompt
 from hypermlp.errors import UserError, first_line
 from hypermlp.models.loading import is_local, load, model_folder
 
@@ -26,14 +26,13 @@ SEEDS = 2**32  # of NumPy
         help="the text to continue; - reads it from standard input; without it a new document begins",
     ),
     Argument(
-        "--tokens", type=int, help=f"number of new tokens (default: {USUAL}, or as many as fit the context)"
+        "--tokens", least=1, help=f"number of new tokens (default: {USUAL}, or as many as fit the context)"
     ),
     Argument("--temperature", type=float, default=0.8, help="0 takes the most likely token each time"),
-    Argument("--top-k", type=int, default=50, help="draw from this many most likely tokens"),
+    Argument("--top-k", least=1, default=50, help="draw from this many most likely tokens"),
     Argument("--seed", type=int, default=0, help="seed of the random draws"),
 )
 def main(args: Args) -> None:
-    require_at_least(args, tokens=1, top_k=1)
     low, high = TEMPERATURES
     if args.temperature != 0 and not low <= args.temperature <= high:
         raise UserError(

@@ -6,15 +6,7 @@ from pathlib import Path
 
 import transformers
 
-from hypermlp.commands.shared import (
-    CHECKPOINT,
-    ON_DEVICE,
-    Args,
-    Argument,
-    check_device,
-    command,
-    require_at_least,
-)
+from hypermlp.commands.shared import CHECKPOINT, ON_DEVICE, Args, Argument, check_device, command
 from hypermlp.errors import UserError
 from hypermlp.models.loading import load
 
@@ -24,13 +16,12 @@ LAST_PORT = 65535
 @command(
     CHECKPOINT,
     Argument("--host", default="localhost", help="address to listen on"),
-    Argument("--port", type=int, default=8000, help="port to listen on"),
+    Argument("--port", least=1, default=8000, help="port to listen on"),
     ON_DEVICE,
-    Argument("--waiting", type=int, default=32, help="requests that wait or run at a time"),
-    Argument("--timeout", type=int, default=300, metavar="SECONDS", help="longest time of a request"),
+    Argument("--waiting", least=1, default=32, help="requests that wait or run at a time"),
+    Argument("--timeout", least=1, default=300, metavar="SECONDS", help="longest time of a request"),
 )
 def main(args: Args) -> None:
-    require_at_least(args, port=1, waiting=1, timeout=1)
     if args.port > LAST_PORT:
         raise UserError(f"--port is {args.port}; it must be at most {LAST_PORT}")
     try:

@@ -1,7 +1,6 @@
 """What several commands share: how a command is declared, common arguments, checks and records."""
 
 import argparse
-import functools
 import math
 import sys
 from collections.abc import Callable
@@ -25,15 +24,27 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 class Argument:
     """An argument of a command, given as to ``argparse.ArgumentParser.add_argument``.
 
-    The help ends with the default, unless it describes the default itself.
+    The help ends with the default, unless it describes the default itself. With ``least``, the argument is an
+    integer, and this is the smallest that is allowed.
     """
 
-    def __init__(self, *names: str, **settings: Any):
+    def __init__(self, *names: str, least: int | None = None, **settings: Any):
+        if least is not None:
+            settings["type"] = int
         default = settings.get("default")
         if default not in (None, "", []) and "default" not in settings["help"]:
             shown = " ".join(map(str, default)) if isinstance(default, list) else default
             settings["help"] += f" (default: {shown})"
-        self.names, self.settings = names, settings
+        self.names, self.least, self.settings = names, least, settings
+
+    def check(self, args: Args) -> None:
+        """Raise UserError if the number was given and is below ``least`` or above LARGEST_SIZE."""
+        if self.least is None:
+            return
+        value = getattr(args, self.names[0].removeprefix("--").replace("-", "_"))
+        if value is not None and not self.least <= value <= LARGEST_SIZE:
+            bound = f"at least {self.least}" if value < self.least else f"at most {LARGEST_SIZE:,}"
+            raise UserError(f"{self.names[0]} is {value}; it must be {bound}")
 
 
 class Implementation(NamedTuple):
@@ -46,12 +57,21 @@ class Implementation(NamedTuple):
 def command(*arguments: Argument) -> Callable[[Main], Implementation]:
     """Return a decorator that makes a function the implementation of a command with these arguments.
 
-    Example::
+    The function is called after every number was compared with its ``least``. Example::
 
         @command(Argument("--force", action="store_true", help="build even if the library exists"))
         def main(args): ...
     """
-    return functools.partial(Implementation, arguments)
+
+    def implement(main: Main) -> Implementation:
+        def checked(args: Args) -> None:
+            for argument in arguments:
+                argument.check(args)
+            main(args)
+
+        return Implementation(arguments, checked)
+
+    return implement
 
 
 CHECKPOINT = Argument(
@@ -121,11 +141,13 @@ def chosen_workers(args: Args) -> Workers:
 
 
 def measuring(
-    *, rounds: int, seconds: float, json_help: str = "write the results to a record"
+    *, rounds: int, seconds: float, least_rounds: int = 1, json_help: str = "write the results to a record"
 ) -> tuple[Argument, ...]:
     """Return the arguments of a measurement, with these defaults, and ``--json``."""
     return (
-        Argument("--rounds", type=int, default=rounds, help="largest number of timings of each kind"),
+        Argument(
+            "--rounds", least=least_rounds, default=rounds, help="largest number of timings of each kind"
+        ),
         Argument(
             "--seconds", type=float, default=seconds, help="stop a series of timings after this many seconds"
         ),
@@ -133,21 +155,8 @@ def measuring(
     )
 
 
-def require_at_least(args: Args, **minimums: int) -> None:
-    """Raise UserError if an argument is below its minimum or above LARGEST_SIZE.
-
-    An argument that is None was not given.
-    """
-    for name, minimum in minimums.items():
-        value = getattr(args, name)
-        if value is not None and not minimum <= value <= LARGEST_SIZE:
-            bound = f"at least {minimum}" if value < minimum else f"at most {LARGEST_SIZE:,}"
-            raise UserError(f"--{name.replace('_', '-')} is {value}; it must be {bound}")
-
-
-def require_measuring(args: Args, *, rounds: int) -> None:
-    """Check the arguments of ``measuring``, with ``rounds`` as the minimum of ``--rounds``."""
-    require_at_least(args, rounds=rounds)
+def require_measuring(args: Args) -> None:
+    """Check the time and the record of ``measuring``."""
     if not 0 < args.seconds < math.inf:
         raise UserError(f"--seconds is {args.seconds}; it must be positive and finite")
     require_writable(args.json)
