@@ -14,6 +14,7 @@ from hypermlp.train.data import prepare
 from hypermlp.train.recipe import Recipe
 from hypermlp.train.run import build_model, train
 
+PREFILL = 20
 SAMPLING = {"max_new_tokens": 160, "do_sample": True, "temperature": 0.8, "top_k": 50}
 
 
@@ -41,14 +42,14 @@ def learn(recipe: Recipe, folder: Path) -> tuple[HyperMLPForCausalLM, Any, Curve
 
 
 @torch.no_grad()
-def cache_error(model: HyperMLPForCausalLM, tokenizer: Any, text: str, prefill: int = 20) -> float:
+def cache_error(model: HyperMLPForCausalLM, tokenizer: Any, text: str) -> float:
     """Return the largest difference of a log-probability between one forward pass and cached decoding.
 
-    Cached decoding reads the first ``prefill`` tokens at once and the rest token by token.
+    Cached decoding reads the first PREFILL tokens at once and the rest token by token.
     """
     tokens = tokenizer(text, return_tensors="pt")["input_ids"]
     cache, parts = None, []
-    for chunk in (tokens[:, :prefill], *tokens[:, prefill:].split(1, dim=1)):
+    for chunk in (tokens[:, :PREFILL], *tokens[:, PREFILL:].split(1, dim=1)):
         outputs = model(chunk, past_key_values=cache, use_cache=True)
         cache = outputs.past_key_values
         parts.append(outputs.logits)
