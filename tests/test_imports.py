@@ -10,7 +10,7 @@ import hypermlp
 
 ROOT = Path(hypermlp.__file__).parent
 LEVELS = [
-    {"errors", "cache", "files", "validation", "paper", "label", "config", "checkpoints"},
+    {"errors", "cache", "files", "sealed", "validation", "paper", "label", "config", "checkpoints"},
     {"ops", "reporting"},
     {"layers", "testing", "jobs"},
     {"models"},

@@ -1,12 +1,9 @@
-"""Find, verify and load saved models: Hugging Face folders, and the checkpoints of a training run.
+"""Find and load saved models: Hugging Face folders, and the checkpoints of a training run.
 
-A checkpoint is complete if it has a seal, ``complete.json``, with the SHA-256 of each of its files, and every
-file matches. hypermlp/train/checkpoints.py writes the seal. Incomplete checkpoints are treated as absent.
+hypermlp/sealed.py writes and verifies checkpoints.
 """
 
-import hashlib
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,84 +16,13 @@ from hypermlp.errors import UserError, first_line
 from hypermlp.models.configuration_hypermlp import HyperMLPConfig
 from hypermlp.models.memory import require_memory
 from hypermlp.models.modeling_hypermlp import HyperMLPForCausalLM
+from hypermlp.sealed import SEAL, changed_weights, newest_complete
 from hypermlp.validation import LARGEST_SIZE, is_integer, near_miss
 
-SEAL = "complete.json"
 MODEL_NAMES = (
     "a folder of save_pretrained, a checkpoint, a run of `hypermlp train`, or "
     f"{' or '.join(MODELS.values())}, which come with the package"
 )
-
-
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def problem(folder: Path) -> str | None:
-    """Return why ``folder`` is not a complete checkpoint, or None if it is one."""
-    try:
-        sealed = json.loads((folder / SEAL).read_text())["sha256"]
-        if not any(name.endswith(".safetensors") for name in sealed):
-            return f"its {SEAL} lists no weights"
-        for name, digest in sealed.items():
-            if file_digest(folder / name) != digest:
-                return f"the checksum of {name} differs"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"it cannot be read ({error})"
-    return None
-
-
-def changed_weights(folder: Path) -> str | None:
-    """Return the name of a file of weights that differs from the folder's seal; None without a seal.
-
-    The other files may be edited by hand, such as generation_config.json.
-    """
-    try:
-        sealed = dict(json.loads((folder / SEAL).read_text())["sha256"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    weights = (name for name in sealed if Path(name).suffix == ".safetensors" and Path(name).name == name)
-    return next(
-        (
-            name
-            for name in weights
-            if (folder / name).is_file() and file_digest(folder / name) != sealed[name]
-        ),
-        None,
-    )
-
-
-def step_of(folder: Path) -> int:
-    """Return the step in the name ``checkpoint-STEP``, or -1 for any other name."""
-    step = folder.name.removeprefix("checkpoint-")
-    return int(step) if step.isdecimal() else -1
-
-
-def checkpoints(run: Path) -> list[Path]:
-    """Return the folders of a run that are named like checkpoints, newest first."""
-    named = (path for path in run.glob("checkpoint-*") if step_of(path) >= 0)
-    return sorted(
-        (path for path in named if path.is_dir() and not path.is_symlink()), key=step_of, reverse=True
-    )
-
-
-def newest_complete(run: Path, *, put_away: bool = False) -> Path | None:
-    """Return the newest complete checkpoint of a run, and print a line for each one that is skipped.
-
-    With ``put_away``, these are renamed ``damaged-checkpoint-STEP``, so that they are not found again.
-    """
-    for folder in checkpoints(run):
-        reason = problem(folder)
-        if reason is None:
-            return folder
-        print(f"passing over {folder}: {reason}", flush=True)
-        if put_away:
-            damaged = run / f"damaged-{folder.name}"
-            shutil.rmtree(damaged, ignore_errors=True)
-            folder.rename(damaged)
-    return None
 
 
 def model_folder(name: str) -> Path:

@@ -27,8 +27,7 @@ from transformers import AutoTokenizer
 from hypermlp import __version__
 from hypermlp.cache import cache_directory, require_private
 from hypermlp.errors import UserError, first_line
-from hypermlp.models.loading import file_digest
-from hypermlp.train.checkpoints import digests, publish_folder
+from hypermlp.sealed import digests, file_digest, replace
 from hypermlp.train.corpus import SUFFIXES, corpus_files, documents, skipped_files
 from hypermlp.train.recipe import DataSettings
 from hypermlp.train.tokenization import build_tokenizer, save_tokenizer
@@ -129,7 +128,7 @@ def _make(data: DataSettings, folder: Path) -> None:
     aside.mkdir()
     try:
         _write(data, aside)
-        publish_folder(aside, folder)
+        replace(aside, folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

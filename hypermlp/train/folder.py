@@ -10,7 +10,7 @@ from filelock import FileLock, Timeout
 
 from hypermlp.errors import UserError
 from hypermlp.files import write_text
-from hypermlp.train import checkpoints
+from hypermlp.sealed import remove_unfinished, restore_all
 from hypermlp.train.recipe import Recipe
 
 SECTIONS = ("model", "data", "training")
@@ -45,6 +45,7 @@ class RunFolder:
                 f"another process is training in {self.path}; wait for it to end, or use another --out"
             ) from error
         try:
+            restore_all(self.path)
             yield
         finally:
             if new and [path.name for path in self.path.iterdir()] == [".lock"]:
@@ -87,6 +88,6 @@ class RunFolder:
 
     def begin(self, recipe: Recipe, data_digest: str, init_from: str | None) -> None:
         """Record what the run begins or continues with, and remove unfinished checkpoints."""
-        checkpoints.remove_unfinished(self.path)
+        remove_unfinished(self.path)
         content = {**recipe.to_dict(), "data_digest": data_digest, "init_from": init_from}
         write_text(self.record, json.dumps(content, indent=2) + "\n")

@@ -21,9 +21,9 @@ from hypermlp import __version__
 from hypermlp.checkpoints import HELD_OUT
 from hypermlp.errors import UserError
 from hypermlp.models import HyperMLPForCausalLM
-from hypermlp.models.loading import file_digest, load
+from hypermlp.models.loading import load
 from hypermlp.reporting.sources import METRICS, read_metrics
-from hypermlp.train.checkpoints import put_in_place
+from hypermlp.sealed import file_digest, put_in_place
 from hypermlp.train.data import prepare
 from hypermlp.train.folder import SECTIONS, RunFolder
 from hypermlp.train.recipe import Recipe, build

@@ -15,9 +15,10 @@ from torch.utils.data import SequentialSampler, default_collate
 from transformers import Trainer, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
+from hypermlp import sealed
 from hypermlp.errors import UserError, first_line
 from hypermlp.files import write_text
-from hypermlp.train import checkpoints, sharding
+from hypermlp.train import sharding
 from hypermlp.train.data import IGNORED, Sequences
 from hypermlp.train.recipe import Recipe
 from hypermlp.train.schedule import learning_rate_factor, optimizer_groups
@@ -188,12 +189,12 @@ class LMTrainer(Trainer):
 
     def save_final(self) -> Path:
         """Save the model as ``final`` in the run's folder; return its path. All processes must call this."""
-        aside, final = self.folder / checkpoints.ASIDE / "final", self.folder / "final"
+        aside, final = self.folder / sealed.ASIDE / "final", self.folder / "final"
         self.save_model(str(aside))
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            checkpoints.put_in_place(aside, final)
-            checkpoints.remove_unfinished(self.folder)
+            sealed.put_in_place(aside, final)
+            sealed.remove_unfinished(self.folder)
         return final
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
@@ -221,17 +222,17 @@ class LMTrainer(Trainer):
 
     def _get_output_dir(self, trial: Any = None) -> str:
         """Return where Trainer writes checkpoints; ``_save_checkpoint`` then puts them in place."""
-        return str(self.folder / checkpoints.ASIDE)
+        return str(self.folder / sealed.ASIDE)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         name = f"checkpoint-{self.state.global_step}"
-        aside = self.folder / checkpoints.ASIDE / name
+        aside = self.folder / sealed.ASIDE / name
         try:
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
-                checkpoints.put_in_place(aside, self.folder / name)
-                checkpoints.remove_old(self.folder, self.recipe.training.keep)
+                sealed.put_in_place(aside, self.folder / name)
+                sealed.remove_old(self.folder, self.recipe.training.keep)
         except Exception as error:  # each file format raises its own error when the disk is full
             shutil.rmtree(aside, ignore_errors=True)
             raise OSError(

@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
+from hypermlp import sealed
 from hypermlp.cli import main
 from hypermlp.errors import UserError
 from hypermlp.models import HyperMLPForCausalLM, loading
-from hypermlp.train import checkpoints
 from hypermlp.train import run as training
 from hypermlp.train.folder import RunFolder
 from hypermlp.train.recipe import load_recipe
@@ -145,7 +145,7 @@ def test_init_from_is_remembered_until_the_first_checkpoint(recipe_file, tmp_pat
     recipe = load_recipe(str(recipe_file))
     final = train(recipe, tmp_path / "first")
     train(recipe, tmp_path / "second", init_from=str(final))
-    for folder in loading.checkpoints(tmp_path / "second"):
+    for folder in sealed.checkpoints(tmp_path / "second"):
         shutil.rmtree(folder)  # as if the run had been killed before its first checkpoint
     whole = losses(tmp_path / "second")
     train(recipe, tmp_path / "second", resume=True)
@@ -211,12 +211,12 @@ def test_damaged_checkpoints_do_not_crowd_out_good_ones(recipe_file, tmp_path, s
     """Damaged checkpoints do not stop the run and do not count among those that are kept."""
     run = tmp_path / "run"
     train(load_recipe(str(recipe_file)), run)
-    for folder in loading.checkpoints(run):
+    for folder in sealed.checkpoints(run):
         (folder / "complete.json").write_text(seal)
     (run / "checkpoint-7").write_text("a stray file")
     train(load_recipe(str(recipe_file), ["training.steps=6", "training.decay_steps=8"]), run, resume=True)
-    assert [folder.name for folder in loading.checkpoints(run)] == ["checkpoint-6", "checkpoint-4"]
-    assert loading.newest_complete(run).name == "checkpoint-6"
+    assert [folder.name for folder in sealed.checkpoints(run)] == ["checkpoint-6", "checkpoint-4"]
+    assert sealed.newest_complete(run).name == "checkpoint-6"
 
 
 def test_a_non_finite_loss_stops_the_run_and_saves_its_batch(recipe_file, tmp_path, prepared):
@@ -295,7 +295,7 @@ def test_a_signal_saves_and_stops(recipe_file, tmp_path, server, number):
     os.kill(process.pid, number)
     process.join(60)
     assert process.exitcode == 0
-    assert 3 <= loading.step_of(loading.newest_complete(run)) < 500
+    assert 3 <= sealed.step_of(sealed.newest_complete(run)) < 500
     assert "with --resume continues" in (tmp_path / "errors").read_text()
 
 
@@ -333,7 +333,7 @@ def test_a_resumed_run_takes_its_frequencies_from_the_recipe(recipe_file, tmp_pa
     train(load_recipe(str(recipe_file), [*same, "training.steps=4"]), path)
     changes = ["training.save_every=3", "training.eval_every=2", "training.log_every=2"]
     train(load_recipe(str(recipe_file), [*same, *changes]), path, resume=True)
-    assert [loading.step_of(folder) for folder in loading.checkpoints(path)] == [8, 6, 4, 2]
+    assert [sealed.step_of(folder) for folder in sealed.checkpoints(path)] == [8, 6, 4, 2]
     records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in records if "eval_train_loss" in r] == [4, 6, 8]
     assert [r["step"] for r in records if "loss" in r] == [1, 2, 3, 4, 6, 8]
@@ -351,9 +351,9 @@ def test_a_full_disk_leaves_the_checkpoint_before(recipe_file, tmp_path, server)
     said = (tmp_path / "errors").read_text().strip().splitlines()[-1]
     assert re.match(r"hypermlp train: checkpoint .*run/checkpoint-\d+ could not be written \(.*\); the", said)
     assert len(said) < 700
-    assert loading.newest_complete(run).name == "checkpoint-4"
+    assert sealed.newest_complete(run).name == "checkpoint-4"
     assert_same(before, everything(run / "checkpoint-4"))
-    assert not list((run / checkpoints.ASIDE).glob("*"))
+    assert not list((run / sealed.ASIDE).glob("*"))
 
 
 def test_killed_at_20_random_moments_the_weights_are_the_same(recipe_file, tmp_path, server):
@@ -365,7 +365,7 @@ def test_killed_at_20_random_moments_the_weights_are_the_same(recipe_file, tmp_p
     settings = ["--set", "training.steps=24", "--set", "training.save_every=1", "--set", "training.keep=1"]
 
     def step(folder):
-        return max(map(loading.step_of, loading.checkpoints(folder)), default=0)
+        return max(map(sealed.step_of, sealed.checkpoints(folder)), default=0)
 
     def attempt(folder, kill_after=None):
         process = server.Process(

@@ -11,7 +11,8 @@ from hypermlp.checkpoints import HELD_OUT, MODELS, find_shipped
 from hypermlp.cli import main
 from hypermlp.errors import UserError
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
-from hypermlp.models.loading import file_digest, model_folder, problem
+from hypermlp.models.loading import model_folder
+from hypermlp.sealed import file_digest, problem
 from hypermlp.train.data import held_out, prepare
 from hypermlp.train.publish import CARD, held_out_loss, model_card, publish
 from hypermlp.train.recipe import load_recipe
