@@ -11,7 +11,7 @@ from filelock import FileLock, Timeout
 from hypermlp.errors import UserError
 from hypermlp.files import write_text
 from hypermlp.sealed import remove_unfinished, restore_all
-from hypermlp.train.recipe import Recipe
+from hypermlp.train.recipe import Recipe, build
 
 SECTIONS = ("model", "data", "training")
 FREE_ON_RESUME = {  # keys that do not change what is trained: length, frequencies, batching, storage
@@ -66,17 +66,31 @@ class RunFolder:
                 "Remove it to resume without checking the recipe"
             ) from error
 
+    def recipe(self) -> Recipe | None:
+        """Return the recipe that the run began with; None if it has not begun.
+
+        A key that recipe.json lacks, because it was added later, has its default.
+        """
+        content = self.beginning()
+        recipe: Recipe = (
+            build(Recipe, {key: content[key] for key in ("name", *SECTIONS)}, "") if content else None
+        )
+        return recipe
+
     def check_recipe(self, recipe: Recipe) -> None:
         """Raise if a resumed run would change a setting that it must keep."""
-        before, content = self.beginning(), recipe.to_dict()
-        for section in SECTIONS if before else ():
-            for key in sorted((before[section].keys() | content[section].keys()) - FREE_ON_RESUME):
-                old, new = before[section].get(key), content[section].get(key)
-                if old != new:
-                    raise UserError(
-                        f"{section}.{key} is {new!r}, but the run in {self.path} has {old!r}; "
-                        f"add --set {section}.{key}={old}, or begin a new run with --init-from"
-                    )
+        began = self.recipe()
+        if began is None:
+            return
+        before, content = began.settings(), recipe.settings()
+        for key in sorted(before.keys() | content.keys()):
+            old, new = before.get(key), content.get(key)
+            if old != new and key.partition(".")[2] not in FREE_ON_RESUME:
+                kept = "null" if old is None else old
+                raise UserError(
+                    f"{key} is {new!r}, but the run in {self.path} has {old!r}; "
+                    f"add --set {key}={kept}, or begin a new run with --init-from"
+                )
 
     def check_data(self, digest: str) -> None:
         """Raise if the prepared data, identified by ``digest``, is not what the run began with."""

@@ -25,8 +25,8 @@ from hypermlp.models.loading import load
 from hypermlp.reporting.sources import METRICS, read_metrics
 from hypermlp.sealed import file_digest, put_in_place
 from hypermlp.train.data import prepare
-from hypermlp.train.folder import SECTIONS, RunFolder
-from hypermlp.train.recipe import Recipe, build
+from hypermlp.train.folder import RunFolder
+from hypermlp.train.recipe import Recipe
 
 FIRST_STEPS = 20
 CARD = "card.json"
@@ -56,10 +56,9 @@ def held_out_loss(name: str) -> float:
 
 def publish(run: Path, folder: Path) -> None:
     """Write the final model of ``run`` to ``folder``, replacing what is there."""
-    content = RunFolder(run).beginning()
-    if not content:
+    recipe = RunFolder(run).recipe()
+    if recipe is None:
         raise UserError(f"{run} is not a run of `hypermlp train`: it has no recipe.json")
-    recipe: Recipe = build(Recipe, {key: content[key] for key in ("name", *SECTIONS)}, "")
     prepared = prepare(recipe.data)
     RunFolder(run).check_data(prepared.digest)
     metrics = read_metrics(run / METRICS)

@@ -243,6 +243,19 @@ class Recipe:
         )
         return config
 
+    def settings(self) -> dict[str, Any]:
+        """Return the value of every key as "section.key", with the defaults of those that are left out.
+
+        The two that depend on the data, model.vocab_size and model.max_position_embeddings, are left out.
+        """
+        own = {name: getattr(HyperMLPConfig, name, None) for name in HyperMLPConfig.field_names()}
+        given = {key: value for key, value in self.model.items() if value is not None}
+        model = own | {"vocab_size": None, "max_position_embeddings": None} | given
+        sections = {"model": model, "data": vars(self.data), "training": vars(self.training)}
+        return {
+            f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as nested dictionaries, as in YAML."""
         return dataclasses.asdict(self)
