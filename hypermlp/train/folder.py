@@ -72,10 +72,7 @@ class RunFolder:
         A key that recipe.json lacks, because it was added later, has its default.
         """
         content = self.beginning()
-        recipe: Recipe = (
-            build(Recipe, {key: content[key] for key in ("name", *SECTIONS)}, "") if content else None
-        )
-        return recipe
+        return build(Recipe, {key: content[key] for key in ("name", *SECTIONS)}, "") if content else None
 
     def check_recipe(self, recipe: Recipe) -> None:
         """Raise if a resumed run would change a setting that it must keep."""
