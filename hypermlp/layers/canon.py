@@ -70,11 +70,17 @@ class BlockState:
 
     def __init__(self, mixer: DecodingState, convolutions: DecodingState):
         self.mixer, self.convolutions = mixer, convolutions
+        mixer.in_block = True
 
     def __getattr__(self, name: str) -> Any:
         if name in ("mixer", "convolutions"):  # while copying, before they are set
             raise AttributeError(name)
         return getattr(self.mixer, name)
+
+    def commit(self, visibility: Visibility) -> None:
+        """Take in what all layers of the block offered during a call."""
+        self.mixer.take_in(visibility)
+        self.convolutions.take_in(visibility)
 
     def crop(self, length: int) -> "BlockState":
         """Forget all but the first ``length`` positions."""

@@ -93,8 +93,8 @@ class HyperMLPBlock(GradientCheckpointingLayer):
         mixer_state = None if state is None else state.mixer
         x = x + self.mixer(canon("A", self.mixer_norm(x)), state=mixer_state, visibility=visibility)
         out: Tensor = x + self.mlp(canon("C", self.mlp_norm(x)), partial(canon, "D"))
-        if kept is not None:
-            kept.commit(visibility)
+        if state is not None:
+            state.commit(visibility)
         return out
 
     def new_state(self, batch_size: int, **settings: Any) -> Any:

@@ -57,7 +57,8 @@ class RunFolder:
         """Return the content of recipe.json; empty if the run has not begun."""
         try:
             content = json.loads(self.record.read_text())
-            return {**content, **{section: dict(content[section]) for section in SECTIONS}}
+            sections = {section: dict(content[section]) for section in SECTIONS}
+            return {**content, "name": str(content["name"]), **sections}
         except FileNotFoundError:
             return {}
         except (ValueError, KeyError, TypeError) as error:

@@ -29,7 +29,7 @@ def make(canon="ABCD", mixer="S-p", block="gpt2", **settings):
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 24, "vocab_size": 50, "rank": 3}
     sizes["max_position_embeddings"] = 32
-    config = HyperMLPConfig(mixer=mixer, canon=canon, block=block, **sizes, **settings)
+    config = HyperMLPConfig(mixer=mixer, canon=canon, block=block, **(sizes | settings))
     return randomise_(HyperMLPForCausalLM(config)).double().eval()
 
 
@@ -163,6 +163,28 @@ def test_the_cache_can_be_cropped_reordered_and_repeated():
         cache.batch_repeat_interleave(2)
         out = model(ids[[0, 0, 1, 1], 9:], past_key_values=cache, use_cache=True).logits
         assert_close(out, full[[0, 0, 1, 1], 9:], tolerance=1e-10)
+
+
+@pytest.mark.parametrize("mixer", ["S-pc", "gla"])
+@pytest.mark.parametrize("failing", ["mixer", "mlp"])
+def test_a_block_that_fails_leaves_its_state_as_it_was(mixer, failing):
+    model, ids = make("ACD", mixer, num_hidden_layers=1), tokens()
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        full = model(ids).logits
+        model(ids[:, :9], past_key_values=cache, use_cache=True)
+
+        def fail(*_arguments):
+            raise RuntimeError("out of memory")
+
+        hook = getattr(model.model.layers[0], failing).register_forward_hook(fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            model(ids[:, 9:], past_key_values=cache, use_cache=True)
+        hook.remove()
+        state = cache.layers[0].state
+        assert (state.mixer.length, state.convolutions.length) == (9, 9)
+        out = model(ids[:, 9:], past_key_values=cache, use_cache=True).logits
+    assert_close(out, full[:, 9:], tolerance=1e-10)
 
 
 def test_generation_and_saving(tmp_path):
