@@ -1,13 +1,24 @@
 """Every switch of a mixer layer."""
 
 import dataclasses
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from hypermlp.errors import UserError
 from hypermlp.label import Label
-from hypermlp.validation import is_integer, is_number, require, require_window
+from hypermlp.validation import (
+    FLAG,
+    NOT_NEGATIVE,
+    POSITIVE,
+    POSITIVE_NUMBER,
+    check_fields,
+    is_integer,
+    is_number,
+    one_of,
+    require,
+    require_window,
+    rule,
+)
 
 TINY = 2.0**-126
 ROPE_TYPES = ("default", "ntk", "yarn")
@@ -74,62 +85,48 @@ class MixerConfig:
         assert config == MixerConfig.from_label("R-cg-q-12o", hidden_size=768, max_length=1024)
     """
 
-    hidden_size: int
-    max_length: int
-    num_heads: int = 2
-    activation: str = "glu"
-    qk_width: int = 0
-    vo_width: int = 0
-    rope: bool = False
-    conv: bool = True
-    feature_gates: bool = True
-    mix1: bool = True
-    mix2: bool = True
-    layout: str = "lag"
-    rank: int = 16
-    conv_kernel: int = 4
-    canon: bool = False
-    num_registers: int = 0
+    hidden_size: int = field(metadata=POSITIVE)
+    max_length: int = field(metadata=POSITIVE)
+    num_heads: int = field(default=2, metadata=POSITIVE)
+    activation: str = field(default="glu", metadata=one_of(*ACTIVATION_OF_BASE.values()))
+    qk_width: int = field(default=0, metadata=NOT_NEGATIVE)
+    vo_width: int = field(default=0, metadata=NOT_NEGATIVE)
+    rope: bool = field(default=False, metadata=FLAG)
+    conv: bool = field(default=True, metadata=FLAG)
+    feature_gates: bool = field(default=True, metadata=FLAG)
+    mix1: bool = field(default=True, metadata=FLAG)
+    mix2: bool = field(default=True, metadata=FLAG)
+    layout: str = field(default="lag", metadata=one_of("lag", "forward"))
+    rank: int = field(default=16, metadata=POSITIVE)
+    conv_kernel: int = field(default=4, metadata=POSITIVE)
+    canon: bool = field(default=False, metadata=FLAG)
+    num_registers: int = field(default=0, metadata=NOT_NEGATIVE)
     sliding_window: int | None = None
-    rope_theta: float = 10_000.0
-    rope_type: str = "default"
-    rope_beta_slow: float = 1.0
-    rope_beta_fast: float = 32.0
-    rope_factor: float = 1.0
+    rope_theta: float = field(default=10_000.0, metadata=POSITIVE_NUMBER)
+    rope_type: str = field(default="default", metadata=one_of(*ROPE_TYPES))
+    rope_beta_slow: float = field(default=1.0, metadata=POSITIVE_NUMBER)
+    rope_beta_fast: float = field(default=32.0, metadata=POSITIVE_NUMBER)
+    rope_factor: float = field(
+        default=1.0,
+        metadata=rule(lambda value: is_number(value) and value >= 1, "a finite number, at least 1"),
+    )
     rope_original_length: int | None = None
-    eps: float = 1e-12
-    init_std: float = 0.02
+    eps: float = field(
+        default=1e-12,
+        metadata=rule(
+            lambda value: is_number(value) and value >= TINY,
+            f"a finite number of at least {TINY:.3g}, the smallest normal float32",
+        ),
+    )
+    init_std: float = field(default=0.02, metadata=POSITIVE_NUMBER)
 
     def __post_init__(self) -> None:
-        for name in (
-            "hidden_size",
-            "max_length",
-            "num_heads",
-            "rank",
-            "conv_kernel",
-            "qk_width",
-            "vo_width",
-            "num_registers",
-        ):
-            value, least = getattr(self, name), 0 if name.endswith("width") or name == "num_registers" else 1
-            allowed = "an integer, 0 or more" if name == "num_registers" else "a positive integer"
-            require(name, value, is_integer(value) and value >= least, allowed)
-            object.__setattr__(self, name, int(value))
-        for name in ("rope", "conv", "feature_gates", "mix1", "mix2", "canon"):
-            require(name, getattr(self, name), isinstance(getattr(self, name), bool), "True or False")
-        require(
-            "activation",
-            self.activation,
-            self.activation in ACTIVATION_OF_BASE.values(),
-            "'softmax', 'relu' or 'glu'",
-        )
+        check_fields(self)
         require_window(self.sliding_window, self.max_length)
-        require("layout", self.layout, self.layout in ("lag", "forward"), "'lag' or 'forward'")
-        for name in ("eps", "rope_theta", "init_std"):
-            value = getattr(self, name)
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            require(name, value, is_number and math.isfinite(value) and value > 0, "a positive finite number")
-        require("eps", self.eps, self.eps >= TINY, f"at least {TINY:.3g}, the smallest normal float32")
+        for each in dataclasses.fields(self):
+            value = getattr(self, each.name)
+            if is_integer(value):  # also one of NumPy
+                object.__setattr__(self, each.name, int(value))
         pairs = 2 if self.rope else 1
         derived = self.qk_width or divided(self.hidden_size, 4, self.num_branches * pairs)
         object.__setattr__(self, "qk_width", derived)
@@ -150,10 +147,8 @@ class MixerConfig:
 
     def _check_rope_scaling(self) -> None:
         kind, factor, original = self.rope_type, self.rope_factor, self.rope_original_length
-        require("rope_type", kind, kind in ROPE_TYPES, " or ".join(map(repr, ROPE_TYPES)))
         allowed = "'default' in a layer without rotary positions (rope; in a label the letter p)"
         require("rope_type", kind, self.rope or kind == "default", allowed)
-        require("rope_factor", factor, is_number(factor) and factor >= 1, "a finite number, at least 1")
         allowed = "1 for rope_type 'default'; 'ntk' and 'yarn' scale the frequencies"
         require("rope_factor", factor, factor == 1 or kind != "default", allowed)
         if kind == "yarn":
@@ -165,7 +160,6 @@ class MixerConfig:
             require("rope_original_length", original, original is None, allowed)
         for name in ("rope_beta_slow", "rope_beta_fast"):
             value, usual = getattr(self, name), getattr(type(self), name)
-            require(name, value, is_number(value) and value > 0, "a positive finite number")
             require(name, value, kind == "yarn" or value == usual, f"{usual} unless rope_type is 'yarn'")
         allowed = f"above rope_beta_slow ({self.rope_beta_slow})"
         require("rope_beta_fast", self.rope_beta_fast, self.rope_beta_fast > self.rope_beta_slow, allowed)

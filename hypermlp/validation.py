@@ -1,10 +1,16 @@
-"""Checks of values that users pass. Each raises UserError with the value, what is allowed and what to do."""
+"""Checks of values that users pass. Each raises UserError with the value, what is allowed and what to do.
 
+A dataclass of settings declares what a field may be beside the field, and calls ``check_fields``::
+
+    rank: int = dataclasses.field(default=16, metadata=POSITIVE)
+"""
+
+import dataclasses
 import difflib
 import math
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from hypermlp.errors import UserError
 
@@ -16,6 +22,36 @@ LARGEST_SIZE = 2**28
 def require(name: str, value: object, holds: bool, allowed: str) -> None:
     if not holds:
         raise UserError(f"{name} is {value!r}; it must be {allowed}")
+
+
+class Rule(NamedTuple):
+    """What a setting may be."""
+
+    holds: Callable[[Any], bool]
+    allowed: str
+    """The same in words, to follow "it must be"."""
+
+
+def rule(holds: Callable[[Any], bool], allowed: str) -> dict[str, Rule]:
+    """Return the metadata of a dataclass field that must obey a rule."""
+    return {"rule": Rule(holds, allowed)}
+
+
+def rule_of(field: "dataclasses.Field[Any]") -> Rule | None:
+    """Return the rule that a field was declared with."""
+    found: Rule | None = field.metadata.get("rule")
+    return found
+
+
+def check_fields(settings: Any, prefix: str = "") -> None:
+    """Raise unless all fields of a dataclass obey their rules.
+
+    ``prefix`` stands before the name in the message, for example "training.".
+    """
+    for field in dataclasses.fields(settings):
+        declared, value = rule_of(field), getattr(settings, field.name)
+        if declared is not None:
+            require(prefix + field.name, value, declared.holds(value), declared.allowed)
 
 
 def near_miss(name: str, options: Iterable[str]) -> str:
@@ -40,6 +76,25 @@ def is_integer(value: object) -> bool:
 def is_number(value: object) -> bool:
     """Return whether ``value`` is a finite int or float; a bool is not a number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def whole(least: int, most: float = math.inf) -> dict[str, Rule]:
+    """Return the metadata of a field that is an integer between two bounds."""
+    allowed = "a positive integer" if least == 1 else f"an integer, {least} or more"
+    limit = "" if most == math.inf else f", at most {most:,}"
+    return rule(lambda value: is_integer(value) and least <= value <= most, allowed + limit)
+
+
+POSITIVE, NOT_NEGATIVE, SIZE = whole(1), whole(0), whole(1, LARGEST_SIZE)
+FLAG = rule(lambda value: isinstance(value, bool), "True or False")
+POSITIVE_NUMBER = rule(lambda value: is_number(value) and value > 0, "a positive finite number")
+NOT_NEGATIVE_NUMBER = rule(lambda value: is_number(value) and value >= 0, "a finite number, 0 or more")
+
+
+def one_of(*options: str) -> dict[str, Rule]:
+    """Return the metadata of a field that has one of these values."""
+    *first, last = map(repr, options)
+    return rule(lambda value: value in options, f"{', '.join(first)} or {last}")
 
 
 def require_integers(settings: object, least: int, *names: str, prefix: str = "") -> None:

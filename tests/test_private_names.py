@@ -1,6 +1,6 @@
-"""The private methods of transformers that we override have the signatures that our methods were written for.
+"""The private methods of transformers that we override still have the arguments that ours were written for.
 
-If this fails after an update of transformers, CONTRIBUTING.md ("Private methods of transformers") says what to do.
+If this fails after an update, CONTRIBUTING.md ("Private methods of transformers") says what to do.
 """
 
 import inspect

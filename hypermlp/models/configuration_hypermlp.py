@@ -1,8 +1,8 @@
 """The configuration of the language model."""
 
 import dataclasses
-import math
 import sys
+from dataclasses import field
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
@@ -13,14 +13,22 @@ from hypermlp.errors import UserError
 from hypermlp.label import PAPER_NAMES, Label
 from hypermlp.layers.canon import PLACES
 from hypermlp.layers.registry import BASELINES, Config, mixer_config, mixer_name
-from hypermlp.validation import LARGEST_SIZE, is_integer, near_miss, require
+from hypermlp.validation import (
+    LARGEST_SIZE,
+    POSITIVE_NUMBER,
+    SIZE,
+    check_fields,
+    near_miss,
+    one_of,
+    require,
+    rule,
+    whole,
+)
 
 logger = logging.get_logger(__name__)
-MOST_LAYERS = 10_000
-BLOCKS = ("gpt2", "llama")
-SIZES = (
-    *("hidden_size", "vocab_size", "max_position_embeddings", "intermediate_size", "rank", "num_registers"),
-    "conv_kernel",
+CANON = rule(
+    lambda value: value == "".join(place for place in PLACES if place in value),
+    f"letters of {''.join(PLACES)}, each at most once, in this order",
 )
 EARLIER_NAMES = {"peer_settings": "baseline_settings"}  # fields of configurations saved by early versions
 OF_TRANSFORMERS = {  # arguments of PreTrainedConfig that are not its fields, and keys that it saves
@@ -127,28 +135,28 @@ class HyperMLPConfig(PreTrainedConfig):
     base_model_fsdp_plan: ClassVar[dict[str, str]] = {"layers.*": "free_full_weight"}
 
     mixer: str | list[str] = "G-cg-q-12o"
-    hidden_size: int = 768
-    num_hidden_layers: int = 12
+    hidden_size: int = field(default=768, metadata=SIZE)
+    num_hidden_layers: int = field(default=12, metadata=whole(1, 10_000))
     num_heads: int = 2
-    max_position_embeddings: int = 1024
+    max_position_embeddings: int = field(default=1024, metadata=SIZE)
     sliding_window: int | list[int | None] | None = None
-    vocab_size: int = 50304
-    block: str = "gpt2"
-    intermediate_size: int | None = None
+    vocab_size: int = field(default=50304, metadata=SIZE)
+    block: str = field(default="gpt2", metadata=one_of("gpt2", "llama"))
+    intermediate_size: int | None = field(default=None, metadata=SIZE)
     learned_positions: bool = False
-    rank: int = 16
+    rank: int = field(default=16, metadata=SIZE)
     compression: int = 4
-    conv_kernel: int = 4
+    conv_kernel: int = field(default=4, metadata=SIZE)
     rope_theta: float = 10_000.0
     rope_type: str = "default"
     rope_factor: float = 1.0
     rope_original_length: int | None = None
     rope_beta_slow: float = 1.0
     rope_beta_fast: float = 32.0
-    canon: str = ""
-    num_registers: int = 0
+    canon: str = field(default="", metadata=CANON)
+    num_registers: int = field(default=0, metadata=whole(0, LARGEST_SIZE))
     baseline_settings: dict[str, Any] | None = None
-    norm_eps: float | None = None
+    norm_eps: float | None = field(default=None, metadata=POSITIVE_NUMBER)
     initializer_range: float = 0.02
     tie_word_embeddings: bool = True
     use_cache: bool = True
@@ -169,38 +177,22 @@ class HyperMLPConfig(PreTrainedConfig):
                     f"HyperMLPConfig has no field {name!r}{near_miss(name, self.field_names())}; "
                     f"allowed: {', '.join(sorted(self.field_names()))}"
                 )
-        for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
-            value = getattr(self, name)
-            require(name, value, is_integer(value) and value > 0, "a whole number, 1 or more")
-        allowed = f"at most {MOST_LAYERS:,}"
-        require("num_hidden_layers", self.num_hidden_layers, self.num_hidden_layers <= MOST_LAYERS, allowed)
-        for name in SIZES:
-            value = getattr(self, name)
-            require(name, value, not is_integer(value) or value <= LARGEST_SIZE, f"at most {LARGEST_SIZE:,}")
-        require("block", self.block, self.block in BLOCKS, " or ".join(map(repr, BLOCKS)))
-        if isinstance(self.mixer, str):
-            self.mixer = PAPER_NAMES.get(self.mixer, self.mixer)
-        else:
-            self.mixer = [PAPER_NAMES.get(name, name) for name in self.mixer]
-        if isinstance(self.mixer, list):
-            fits = len(self.mixer) == self.num_hidden_layers
-            allowed = f"one label, or a list of num_hidden_layers = {self.num_hidden_layers} of them"
-            require("mixer", self.mixer, fits, allowed)
+        names = [self.mixer] if isinstance(self.mixer, str) else self.mixer
+        names = [PAPER_NAMES.get(name, name) for name in names]
+        self.mixer = names[0] if isinstance(self.mixer, str) else names
         if self.intermediate_size is None:
             wide = -(-8 * self.hidden_size // 3)
             self.intermediate_size = 4 * self.hidden_size if self.block == "gpt2" else -(-wide // 256) * 256
         if self.norm_eps is None:
             self.norm_eps = 1e-5 if self.block == "gpt2" else 1e-6
-        wide = is_integer(self.intermediate_size) and self.intermediate_size > 0
-        require("intermediate_size", self.intermediate_size, wide, "a whole number, 1 or more, or None")
-        is_number = isinstance(self.norm_eps, (int, float)) and not isinstance(self.norm_eps, bool)
-        require("norm_eps", self.norm_eps, is_number and 0 < self.norm_eps < math.inf, "positive and finite")
-        allowed = f"letters of {''.join(PLACES)}, each at most once, in this order"
-        require("canon", self.canon, self.canon == "".join(x for x in PLACES if x in self.canon), allowed)
-        if isinstance(self.sliding_window, list):
-            fits = len(self.sliding_window) == self.num_hidden_layers
-            allowed = f"one number, or a list with one for each of the {self.num_hidden_layers} layers"
-            require("sliding_window", self.sliding_window, fits, allowed)
+        check_fields(self)
+        for name in ("mixer", "sliding_window"):
+            value = getattr(self, name)
+            fits = not isinstance(value, list) or len(value) == self.num_hidden_layers
+            allowed = (
+                f"one value, or a list with one for each layer (num_hidden_layers = {self.num_hidden_layers})"
+            )
+            require(name, value, fits, allowed)
         self._check_baselines()
         if not any(map(has_rope, self.mixers)):
             for name in ROPE_SCALING:

@@ -8,13 +8,14 @@ import textwrap
 
 from hypermlp.reporting.table import Table
 from hypermlp.train.recipe import DataSettings, TrainingSettings
+from hypermlp.validation import rule_of
 
 
 def key_table() -> Table:
     """Return every key of the sections ``data`` and ``training``, with its default and its meaning."""
     sections = {"data": DataSettings, "training": TrainingSettings}
     rows = [
-        [f"{section}.{field.name}", _default(field), meanings[field.name]]
+        [f"{section}.{field.name}", _default(field), meanings[field.name] + _allowed(field)]
         for section, settings in sections.items()
         for meanings in [_meanings(settings)]
         for field in dataclasses.fields(settings)
@@ -43,6 +44,12 @@ def _default(field: dataclasses.Field[object]) -> str:
     if field.default is dataclasses.MISSING:
         return "required"
     return field.default if isinstance(field.default, str) else json.dumps(field.default)
+
+
+def _allowed(field: dataclasses.Field[object]) -> str:
+    """Return a sentence about the values that a field may have; empty if its type says all."""
+    declared = rule_of(field)
+    return f" It must be {declared.allowed}." if declared is not None else ""
 
 
 def _meanings(settings: type) -> dict[str, str]:

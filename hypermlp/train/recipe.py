@@ -4,11 +4,10 @@ import contextlib
 import dataclasses
 import fnmatch
 import json
-import math
-import operator
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +19,19 @@ from hypermlp.label import PAPER_NAMES, PAPER_ROWS
 from hypermlp.layers.registry import BASELINES, mixer_name
 from hypermlp.models import HyperMLPConfig
 from hypermlp.train.matching import MATCH, matched_config
-from hypermlp.validation import LARGEST_SIZE, is_integer, near_miss, require
+from hypermlp.validation import (
+    LARGEST_SIZE,
+    NOT_NEGATIVE,
+    NOT_NEGATIVE_NUMBER,
+    POSITIVE,
+    POSITIVE_NUMBER,
+    check_fields,
+    is_integer,
+    is_number,
+    near_miss,
+    require,
+    rule,
+)
 
 TOKENIZER_SIZES = {"bytes": 257, "gpt2": 50_257}
 KINDS = {  # types in messages
@@ -33,6 +44,12 @@ KINDS = {  # types in messages
 RECIPE_FOLDERS = [
     Path(__file__).parents[level] / "recipes" for level in (1, 2)
 ]  # in the package; in a checkout
+
+
+BETAS = rule(
+    lambda value: len(value) == 2 and all(is_number(beta) and 0 <= beta < 1 for beta in value),
+    "two numbers, each at least 0 and below 1",
+)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -50,15 +67,17 @@ class DataSettings:
     """Read a Hugging Face dataset while preparing it, instead of downloading all of it first."""
     tokenizer: str = "bytes"
     """"bytes", "bpe:SIZE" (trained on the data), "gpt2", or a folder or hub name for AutoTokenizer."""
-    context: int = 256
+    context: int = field(default=256, metadata=rule(lambda value: value >= 2, "at least 2"))
     """Tokens in a training sequence."""
     packing: Literal["documents", "stream"] = "documents"
     """"documents": a token sees only its own document; "stream": the documents are joined to one text."""
     order: Literal["shuffled", "random"] = "shuffled"
     """"shuffled": every sequence once per epoch; "random": sequences begin anywhere and may overlap."""
-    validation: float = 0.01
+    validation: float = field(default=0.01, metadata=rule(lambda value: 0 < value < 1, "between 0 and 1"))
     """Fraction of the documents that is held out for validation."""
-    limit: int | None = None
+    limit: int | None = field(
+        default=None, metadata=rule(lambda value: value is None or value > 0, "positive, or null")
+    )
     """Read at most this many characters; null for all."""
     cache: str | None = None
     """Folder for prepared data; null for the user's cache folder."""
@@ -68,49 +87,49 @@ class DataSettings:
 class TrainingSettings:
     """Length, batch, optimizer, and what is written when."""
 
-    steps: int
+    steps: int = field(metadata=POSITIVE)
     """Number of optimizer steps."""
-    batch_tokens: int
+    batch_tokens: int = field(metadata=POSITIVE)
     """Tokens in one optimizer step, over all processes and accumulated micro-batches."""
-    learning_rate: float
+    learning_rate: float = field(metadata=POSITIVE_NUMBER)
     """Learning rate at the end of the warm-up. In YAML and --set also a mapping from mixers, patterns such as
     "G-*", or "default" to rates: the rate of model.mixer is used, or that of the longest matching pattern, or
     that of "default" if there is none or model.mixer is a list."""
-    micro_batch: int = 8
+    micro_batch: int = field(default=8, metadata=POSITIVE)
     """Sequences in one forward pass of one process; gradients are accumulated up to batch_tokens."""
-    min_learning_rate: float = 0.0
+    min_learning_rate: float = field(default=0.0, metadata=NOT_NEGATIVE_NUMBER)
     """Learning rate at the end of the cosine decay. In YAML and --set also a percentage: "10%"."""
-    warmup_steps: int = 0
+    warmup_steps: int = field(default=0, metadata=NOT_NEGATIVE)
     """Steps of linear warm-up: step i uses (i + 1) / (warmup_steps + 1) of the learning rate."""
     decay_steps: int | None = None
     """Step at which the cosine decay ends, which may lie beyond the last step; null for the last step."""
-    weight_decay: float = 0.1
+    weight_decay: float = field(default=0.1, metadata=NOT_NEGATIVE_NUMBER)
     """Weight decay of AdamW."""
     decayed: Literal["matrices", "all"] = "matrices"
     """Parameters with weight decay: "matrices" for those of two or more dimensions, or "all"."""
-    betas: list[float] = dataclasses.field(default_factory=lambda: [0.9, 0.95])
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95], metadata=BETAS)
     """The two beta coefficients of AdamW."""
-    eps: float = 1e-8
+    eps: float = field(default=1e-8, metadata=POSITIVE_NUMBER)
     """Epsilon of AdamW."""
-    clip: float = 1.0
+    clip: float = field(default=1.0, metadata=POSITIVE_NUMBER)
     """Largest norm of the gradient; larger gradients are scaled down to it."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """"float32", or "bfloat16" for autocast to bfloat16."""
-    seed: int = 1337
+    seed: int = field(default=1337, metadata=rule(lambda value: 0 <= value < 2**32, "from 0 to 4294967295"))
     """Seed of the initialisation and of the order of the data."""
-    eval_every: int = 500
+    eval_every: int = field(default=500, metadata=POSITIVE)
     """Steps between evaluations."""
-    eval_sequences: int = 160
+    eval_sequences: int = field(default=160, metadata=POSITIVE)
     """Sequences per split in an evaluation, the same ones each time."""
-    save_every: int = 500
+    save_every: int = field(default=500, metadata=POSITIVE)
     """Steps between checkpoints."""
-    keep: int = 2
+    keep: int = field(default=2, metadata=POSITIVE)
     """Number of checkpoints that are kept."""
-    log_every: int = 10
+    log_every: int = field(default=10, metadata=POSITIVE)
     """Steps between log lines."""
-    explosion: float = 3.0
+    explosion: float = field(default=3.0, metadata=rule(lambda value: value > 1, "more than 1"))
     """Stop when the loss exceeds this many times its recent mean."""
-    report_to: list[str] = dataclasses.field(default_factory=lambda: ["tensorboard"])
+    report_to: list[str] = field(default_factory=lambda: ["tensorboard"])
     """Trackers that Trainer reports to besides metrics.jsonl, such as "tensorboard" or "wandb"."""
     sharding: bool = False
     """Shard parameters, gradients and optimizer over the processes (FSDP2) instead of copying them (DDP)."""
@@ -118,36 +137,6 @@ class TrainingSettings:
     """Recompute blocks in the backward pass, to save memory."""
     compile: bool = False
     """Train with torch.compile."""
-
-
-RULES: list[tuple[str, Callable[[Any], bool], str]] = [  # fields, test of a value, allowed values in words
-    (
-        "training.steps training.batch_tokens training.micro_batch training.eval_every "
-        "training.eval_sequences training.save_every training.keep training.log_every",
-        lambda value: value > 0,
-        "positive",
-    ),
-    (
-        "training.learning_rate training.eps training.clip",
-        lambda value: 0 < value < math.inf,
-        "positive and finite",
-    ),
-    (
-        "training.min_learning_rate training.weight_decay training.warmup_steps",
-        lambda value: 0 <= value < math.inf,
-        "zero or more, and finite",
-    ),
-    ("training.seed", lambda value: 0 <= value < 2**32, "from 0 to 4294967295"),
-    ("training.explosion", lambda value: value > 1, "more than 1"),
-    (
-        "training.betas",
-        lambda value: len(value) == 2 and all(isinstance(b, (int, float)) and 0 <= b < 1 for b in value),
-        "two numbers, each at least 0 and below 1",
-    ),
-    ("data.context", lambda value: value >= 2, "at least 2"),
-    ("data.validation", lambda value: 0 < value < 1, "between 0 and 1"),
-    ("data.limit", lambda value: value is None or value > 0, "positive"),
-]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -169,10 +158,8 @@ class Recipe:
         for key in self.model:
             allowed = f"a field of HyperMLPConfig{near_miss(str(key), fields)}: {', '.join(sorted(fields))}"
             require("model key", key, key in known, allowed)
-        for names, holds, allowed in RULES:
-            for name in names.split():
-                value = operator.attrgetter(name)(self)
-                require(name, value, holds(value), allowed)
+        check_fields(self.data, "data.")
+        check_fields(self.training, "training.")
         # From here on: settings that are possible on their own, but not together.
         training, data = self.training, self.data
         possible = data.source.startswith("hub:") or not data.streaming

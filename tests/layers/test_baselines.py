@@ -290,13 +290,13 @@ def test_settings_are_checked_however_annotations_are_written(header, tmp_path, 
     config = importlib.import_module(module).Example.Config
     assert config(hidden_size=8, max_length=8, scale=2).scale == 2
     for settings, message in (
-        ({"taps": "4"}, "taps is '4'; it must be an integer, 1 or more"),
-        ({"taps": 0}, "taps is 0; it must be an integer, 1 or more"),
-        ({"taps": True}, "taps is True; it must be an integer, 1 or more"),
+        ({"taps": "4"}, "taps is '4'; it must be a positive integer"),
+        ({"taps": 0}, "taps is 0; it must be a positive integer"),
+        ({"taps": True}, "taps is True; it must be a positive integer"),
         ({"chosen": -1}, "chosen is -1; it must be an integer, 0 or more"),
         ({"scale": "1"}, "scale is '1'; it must be a positive finite number"),
         ({"scale": 0.0}, "scale is 0.0; it must be a positive finite number"),
-        ({"hidden_size": 8.0}, "hidden_size is 8.0; it must be an integer, 1 or more"),
+        ({"hidden_size": 8.0}, "hidden_size is 8.0; it must be a positive integer"),
     ):
         with pytest.raises(ValueError, match=message):
             config(**{"hidden_size": 8, "max_length": 8} | settings)

@@ -153,7 +153,7 @@ def test_a_window_and_a_longer_context(ids):
         ),
         (
             {"sliding_window": [4]},
-            r"sliding_window is \[4\]; it must be one number, or a list with one for each",
+            r"sliding_window is \[4\]; it must be one value, or a list with one for each",
         ),
         ({"sliding_window": [4, 0]}, "sliding_window is 0"),
         (

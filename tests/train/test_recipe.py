@@ -28,7 +28,7 @@ def test_values_and_overrides(recipe_file):
         ("training.clip=high", "training.clip is 'high'; it must be a number"),
         ("training.steps=soon", "training.steps is 'soon'; it must be a whole number"),
         ("training.steps=true", "training.steps is True; it must be a whole number"),
-        ("training.steps=0", "training.steps is 0; it must be positive"),
+        ("training.steps=0", "training.steps is 0; it must be a positive integer"),
         ("training.batch_tokens=100", "a multiple of data.context = 32"),
         (
             "training.decay_steps=1",
@@ -40,9 +40,9 @@ def test_values_and_overrides(recipe_file):
         ),
         ("training.betas=[a, b]", "two numbers"),
         ("training.seed=-1", "from 0 to 4294967295"),
-        ("training.weight_decay=.inf", "zero or more, and finite"),
-        ("training.min_learning_rate=.inf", "zero or more, and finite"),
-        ("training.learning_rate=.inf", "positive and finite"),
+        ("training.weight_decay=.inf", "a finite number, 0 or more"),
+        ("training.min_learning_rate=.inf", "a finite number, 0 or more"),
+        ("training.learning_rate=.inf", "a positive finite number"),
         ("model.mixer=[S-p,", "the value is not YAML"),
         ("model.mixer=&a [*a]", "the value is not YAML: Circular reference"),
         ("data.packing=tight", "'documents' or 'stream'"),
@@ -129,7 +129,7 @@ def test_rates_in_yaml(recipe_file):
         (["training.min_learning_rate=ten%"], "training.min_learning_rate, in percent, is 'ten'"),
         (
             ["training.min_learning_rate=-10%"],
-            "training.min_learning_rate is -0.0002; it must be zero or more",
+            "training.min_learning_rate is -0.0002; it must be a finite number, 0 or more",
         ),
     ],
 )
@@ -216,8 +216,9 @@ def test_a_file_that_is_not_yaml_is_refused_in_one_line(tmp_path, content):
 def test_the_keys_are_listed_with_defaults_and_meanings(capsys):
     assert main(["train", "--keys"]) == 0
     printed = capsys.readouterr().out
-    assert "training.steps = required\n    Number of optimizer steps.\n" in printed
-    assert "data.context = 256\n    Tokens in a training sequence.\n" in printed
+    steps = "training.steps = required\n    Number of optimizer steps. It must be a positive integer.\n"
+    assert steps in printed
+    assert "data.context = 256\n    Tokens in a training sequence. It must be at least 2.\n" in printed
     assert max(map(len, printed.splitlines())) <= 100
 
 

@@ -15,7 +15,7 @@ from hypermlp.layers.baselines.parts import remembered
 from hypermlp.layers.state import DecodingState
 from hypermlp.layers.visibility import Visibility
 from hypermlp.ops.layout import raise_where
-from hypermlp.validation import is_integer, is_number, require, require_window
+from hypermlp.validation import NOT_NEGATIVE, POSITIVE, POSITIVE_NUMBER, require, require_window
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -44,12 +44,10 @@ class BaselineConfig:
         kinds = typing.get_type_hints(type(self))  # field.type may be a string
         for field in dataclasses.fields(self):
             value, kind = getattr(self, field.name), kinds[field.name]
-            if kind is int:
-                least = 0 if field.default == 0 else 1
-                holds = is_integer(value) and value >= least
-                require(field.name, value, holds, f"an integer, {least} or more")
-            elif kind is float:
-                require(field.name, value, is_number(value) and value > 0, "a positive finite number")
+            if kind in (int, float):
+                whole = NOT_NEGATIVE if field.default == 0 else POSITIVE
+                rule = (whole if kind is int else POSITIVE_NUMBER)["rule"]
+                require(field.name, value, rule.holds(value), rule.allowed)
 
     def fill(self, name: str, value: int) -> None:
         """Set the field ``name`` to ``value`` if it was left at 0."""
