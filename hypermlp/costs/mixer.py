@@ -25,63 +25,20 @@ Example::
     cache = state_bytes(config, 1024)  # 4 bytes per number: float32
 """
 
-from collections import Counter
-
 import torch
 from torch import nn
 
 from hypermlp.errors import UserError
-from hypermlp.layers.base import SequenceMixer
 from hypermlp.layers.baselines.base import BaselineConfig
 from hypermlp.layers.baselines.parts import causal_pairs
 from hypermlp.layers.canon import TAPS
-from hypermlp.layers.registry import Config, layer_of
+from hypermlp.layers.parameters import meta_layer, parameter_count, parameter_table
+from hypermlp.layers.registry import Config
+
+__all__ = ["core_flops", "flops_table", "forward_flops", "parameter_count", "parameter_table", "state_bytes"]
 
 CORE_PARTS = ("scores", "mix1", "mix2", "readout", "core")
 """Parts of ``flops_table`` that the operator computes; the others belong to the layer around it."""
-
-
-def _meta_layer(config: BaselineConfig) -> SequenceMixer:
-    with torch.device("meta"):
-        layer = layer_of(config)
-    return layer
-
-
-def parameter_table(config: Config) -> dict[str, int]:
-    """Return the layer's parameters by part.
-
-    The parts of a label are "projections", "conv", "canon", "feature_gates", "mix1", "mix2" (both with their
-    gates) and "registers"; a part that it does not have is 0. Those of a baseline are its modules.
-
-    Example::
-
-        from hypermlp import MixerConfig
-        from hypermlp.costs.mixer import parameter_table
-
-        print(parameter_table(MixerConfig(hidden_size=768, max_length=1024)))
-    """
-    if isinstance(config, BaselineConfig):
-        parts: Counter[str] = Counter()
-        for name, parameter in _meta_layer(config).named_parameters():
-            parts[name.split(".")[0]] += parameter.numel()
-        return dict(parts)
-    hidden, qk, vo = config.hidden_size, config.qk_width, config.vo_width
-    # Per head: left, right and diag for every slot, and the gate's matrix and bias.
-    mix = config.num_slots * (2 * config.rank + 1) + (hidden + 1) * config.rank
-    return {
-        "projections": 2 * hidden * (qk + vo),
-        "conv": 2 * hidden * config.conv_kernel if config.conv else 0,
-        "canon": (2 * qk + vo) * TAPS if config.canon else 0,
-        "feature_gates": (hidden + 1) * (qk + vo) if config.feature_gates else 0,
-        "mix1": config.num_branches * mix if config.mix1 else 0,
-        "mix2": config.num_heads * mix if config.mix2 else 0,
-        "registers": hidden * config.num_registers,
-    }
-
-
-def parameter_count(config: Config) -> int:
-    """Return the number of parameters of the layer: the sum of ``parameter_table``."""
-    return sum(parameter_table(config).values())
 
 
 def flops_table(config: Config, queries: int, keys: int | None = None) -> dict[str, int]:
@@ -110,7 +67,7 @@ def flops_table(config: Config, queries: int, keys: int | None = None) -> dict[s
     if not 0 < queries <= keys:
         raise UserError(f"{queries} queries for {keys} keys; allowed: 0 < queries <= keys")
     if isinstance(config, BaselineConfig):
-        layer = _meta_layer(config)
+        layer = meta_layer(config)
         matrices = sum(module.weight.numel() for module in layer.modules() if isinstance(module, nn.Linear))
         conv = sum(parameter.numel() for name, parameter in layer.named_parameters() if name == "conv")
         return {
@@ -190,7 +147,7 @@ def state_bytes(
 
 @torch.no_grad()
 def _bytes_held(config: BaselineConfig, length: int, dtype: torch.dtype) -> int:
-    layer = _meta_layer(config).to(dtype)
+    layer = meta_layer(config).to(dtype)
     state = layer.new_state(1)
     layer(torch.empty(1, length, config.hidden_size, device="meta", dtype=dtype), state=state)
     return sum(x.numel() * x.itemsize for x in state.tensors())

@@ -4,7 +4,6 @@ The costs of one mixer are in hypermlp/costs/mixer.py; docs/train.md explains th
 """
 
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,10 +13,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hypermlp.costs.mixer import flops_table, parameter_count, parameter_table, state_bytes
+from hypermlp.costs.mixer import flops_table, parameter_count, state_bytes
 from hypermlp.layers.canon import TAPS
-from hypermlp.layers.registry import Config
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
+from hypermlp.models.parameters import canon_parameters, mixer_parts, mlp_parameters
+from hypermlp.models.parameters import model_parameter_table as model_parameter_table
+from hypermlp.models.parameters import model_parameters as model_parameters
 from hypermlp.ops.arguments import Attention
 from hypermlp.ops.blocked import workspace_bytes
 from hypermlp.ops.dispatch import use_backend
@@ -25,41 +26,11 @@ from hypermlp.reporting.table import Table
 from hypermlp.train.recipe import Recipe
 
 
-def _mixer_configs(config: HyperMLPConfig) -> list[Config]:
-    return [config.mixer_config(index) for index in range(config.num_hidden_layers)]
-
-
-def _mixer_parts(config: HyperMLPConfig, table: Callable[[Config], dict[str, int]]) -> dict[str, int]:
-    """Sum a table of costs by part over the mixers of all layers."""
-    parts: Counter[str] = Counter()
-    for mixer in _mixer_configs(config):
-        parts.update({f"mixer: {part}": count for part, count in table(mixer).items()})
-    return dict(parts)
-
-
-def model_parameter_table(config: HyperMLPConfig) -> dict[str, int]:
-    """Return the model's parameters by part."""
-    rows = config.vocab_size * (1 if config.tie_word_embeddings else 2)
-    if config.learned_positions:
-        rows += config.max_position_embeddings
-    return _mixer_parts(config, parameter_table) | {
-        "MLPs": config.num_hidden_layers * _mlp_parameters(config),
-        "canon": config.num_hidden_layers * _canon_width(config) * TAPS,
-        "norms": (2 * config.num_hidden_layers + 1) * config.hidden_size,
-        "embeddings": rows * config.hidden_size,
-    }
-
-
-def model_parameters(config: HyperMLPConfig) -> int:
-    """Return the number of parameters of the model."""
-    return sum(model_parameter_table(config).values())
-
-
 def model_flops_table(config: HyperMLPConfig, length: int) -> dict[str, int]:
     """Return the forward FLOPs of one sequence of ``length`` tokens by part, as in ``flops_table``."""
-    return _mixer_parts(config, lambda mixer: flops_table(mixer, length)) | {
-        "MLPs": 2 * length * config.num_hidden_layers * _mlp_parameters(config),
-        "canon": 2 * length * config.num_hidden_layers * _canon_width(config) * TAPS,
+    return mixer_parts(config, lambda mixer: flops_table(mixer, length)) | {
+        "MLPs": 2 * length * config.num_hidden_layers * mlp_parameters(config),
+        "canon": 2 * length * config.num_hidden_layers * canon_parameters(config),
         "head": 2 * length * config.hidden_size * config.vocab_size,
     }
 
@@ -71,8 +42,9 @@ def forward_flops_per_token(config: HyperMLPConfig, length: int) -> int:
 
 def model_state_bytes(config: HyperMLPConfig, length: int, dtype: torch.dtype = torch.float32) -> int:
     """Return the bytes of decoding state after ``length`` positions of one sequence."""
-    canon = config.num_hidden_layers * min(length, TAPS - 1) * _canon_width(config) * dtype.itemsize
-    return canon + sum(state_bytes(mixer, length, dtype=dtype) for mixer in _mixer_configs(config))
+    canon = config.num_hidden_layers * min(length, TAPS - 1) * sum(config.canon_widths.values())
+    states = mixer_parts(config, lambda mixer: {"state": state_bytes(mixer, length, dtype=dtype)})
+    return canon * dtype.itemsize + sum(states.values())
 
 
 def with_softmax(config: HyperMLPConfig) -> HyperMLPConfig:
@@ -84,21 +56,9 @@ def with_softmax(config: HyperMLPConfig) -> HyperMLPConfig:
 
 def largest_layer(config: HyperMLPConfig) -> int:
     """Return the parameters of the largest block, which a sharded process gathers while it works on it."""
-    mixer = max(map(parameter_count, _mixer_configs(config)))
-    return mixer + _mlp_parameters(config) + _canon_width(config) * TAPS + 2 * config.hidden_size
-
-
-def _canon_width(config: HyperMLPConfig) -> int:
-    """Return the channels of a block's Canon layers outside its mixer."""
-    assert config.intermediate_size is not None
-    inner = config.intermediate_size * (1 if config.block == "gpt2" else 2)
-    widths = {"A": config.hidden_size, "C": config.hidden_size, "D": inner}
-    return sum(width for place, width in widths.items() if place in config.canon)
-
-
-def _mlp_parameters(config: HyperMLPConfig) -> int:
-    assert config.intermediate_size is not None
-    return (2 if config.block == "gpt2" else 3) * config.hidden_size * config.intermediate_size
+    mixers = {config.mixer_config(index) for index in range(config.num_hidden_layers)}
+    rest = mlp_parameters(config) + canon_parameters(config) + 2 * config.hidden_size
+    return max(map(parameter_count, mixers)) + rest
 
 
 def cost_summary(config: HyperMLPConfig, length: int) -> dict[str, Any]:

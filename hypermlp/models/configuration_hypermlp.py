@@ -252,6 +252,14 @@ class HyperMLPConfig(PreTrainedConfig):
         window = self.sliding_window
         return window if isinstance(window, list) else [window] * self.num_hidden_layers
 
+    @property
+    def canon_widths(self) -> dict[str, int]:
+        """The channels of the Canon layers of a block outside its mixer, by their places."""
+        assert self.intermediate_size is not None
+        inner = self.intermediate_size * (1 if self.block == "gpt2" else 2)
+        widths = {"A": self.hidden_size, "C": self.hidden_size, "D": inner}
+        return {place: width for place, width in widths.items() if place in self.canon}
+
     def mixer_config(self, index: int) -> Config:
         """Return the configuration of the mixer of layer ``index`` (from 0): a ``MixerConfig``, or a
         baseline's.

@@ -10,7 +10,7 @@ from hypermlp.errors import UserError
 from hypermlp.layers.base import SequenceMixer
 from hypermlp.layers.resizing import check_method, resize_
 from hypermlp.models.configuration_hypermlp import ROPE_SCALING, HyperMLPConfig, has_rope
-from hypermlp.models.memory import require_memory
+from hypermlp.models.parameters import require_memory
 from hypermlp.validation import LARGEST_SIZE, is_integer, require
 
 

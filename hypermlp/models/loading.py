@@ -14,8 +14,8 @@ from transformers import AutoTokenizer
 from hypermlp.checkpoints import MODELS, find_shipped
 from hypermlp.errors import UserError, first_line
 from hypermlp.models.configuration_hypermlp import HyperMLPConfig
-from hypermlp.models.memory import require_memory
 from hypermlp.models.modeling_hypermlp import HyperMLPForCausalLM
+from hypermlp.models.parameters import require_memory
 from hypermlp.sealed import SEAL, changed_weights, newest_complete
 from hypermlp.validation import LARGEST_SIZE, is_integer, near_miss
 

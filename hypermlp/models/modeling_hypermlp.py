@@ -64,9 +64,7 @@ class HyperMLPBlock(GradientCheckpointingLayer):
         self.mlp = (GeluMlp if config.block == "gpt2" else SwigluMlp)(
             config.hidden_size, config.intermediate_size
         )
-        inner = config.intermediate_size * (1 if config.block == "gpt2" else 2)
-        widths = {"A": config.hidden_size, "C": config.hidden_size, "D": inner}  # the mixer has B
-        places = {place: Canon(width) for place, width in widths.items() if place in config.canon}
+        places = {place: Canon(width) for place, width in config.canon_widths.items()}
         self.canon = nn.ModuleDict(places) if places else None
         if config.block == "gpt2":
             for output in (self.mixer.o_proj, self.mlp.down_proj):

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-import torch
-
-from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
+from hypermlp.models import HyperMLPConfig
+from hypermlp.models.parameters import model_parameters
 from hypermlp.validation import require
 
 MATCH, MATCH_TOLERANCE = "match_parameters", 0.005
@@ -18,19 +17,15 @@ def matched_config(settings: dict[str, Any], mixer: str) -> HyperMLPConfig:
     """
     given = settings.get("intermediate_size")
     require("model.intermediate_size", given, given is None, f"left out: model.{MATCH} sets it")
-    own_width = int(HyperMLPConfig(**settings).intermediate_size or 0)
-    target = _parameter_count(settings | {"mixer": mixer, "canon": ""})
-    count = _parameter_count(settings)
-    per_column = _parameter_count(settings | {"intermediate_size": own_width + 1}) - count
-    matched = settings | {"intermediate_size": own_width + round((target - count) / per_column)}
+    own, other = HyperMLPConfig(**settings), HyperMLPConfig(**(settings | {"mixer": mixer, "canon": ""}))
+    count, target = model_parameters(own), model_parameters(other)
+    width = int(own.intermediate_size or 0)
+    wider = HyperMLPConfig(**(settings | {"intermediate_size": width + 1}))
+    width += round((target - count) / (model_parameters(wider) - count))
     reachable = f"a mixer whose parameter count ({target:,}) some MLP width reaches; this model has {count:,}"
-    require(f"model.{MATCH}", mixer, matched["intermediate_size"] > 0, reachable)
-    off = abs(_parameter_count(matched) / target - 1)
+    require(f"model.{MATCH}", mixer, width > 0, reachable)
+    matched = HyperMLPConfig(**(settings | {"intermediate_size": width}))
+    off = abs(model_parameters(matched) / target - 1)
     closest = f"{reachable}; the closest width is {off:.1%} off"
     require(f"model.{MATCH}", mixer, off <= MATCH_TOLERANCE, closest)
-    return HyperMLPConfig(**matched)
-
-
-def _parameter_count(settings: dict[str, Any]) -> int:
-    with torch.device("meta"):
-        return HyperMLPForCausalLM(HyperMLPConfig(**settings)).num_parameters()
+    return matched

@@ -11,7 +11,7 @@ import transformers
 from hypermlp.errors import UserError
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
 from hypermlp.models.loading import model_folder, our_config
-from hypermlp.models.memory import require_memory
+from hypermlp.models.parameters import require_memory
 from hypermlp.sealed import newest_complete, problem, step_of
 from hypermlp.train.data import SPLITS, PreparedData, Sequences, prepare
 from hypermlp.train.folder import RunFolder
