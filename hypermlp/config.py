@@ -1,6 +1,7 @@
 """Every switch of a mixer layer."""
 
 import dataclasses
+import itertools
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -21,7 +22,13 @@ from hypermlp.validation import (
 )
 
 TINY = 2.0**-126
-ROPE_TYPES = ("default", "ntk", "yarn")
+SCALING_OF_ROPE_TYPE = {  # rope_type -> the settings that it reads besides rope_theta
+    "default": (),
+    "ntk": ("rope_factor",),
+    "yarn": ("rope_factor", "rope_original_length", "rope_beta_slow", "rope_beta_fast"),
+}
+ROPE_TYPES = tuple(SCALING_OF_ROPE_TYPE)
+ROPE_SCALING = ("rope_type", *dict.fromkeys(itertools.chain(*SCALING_OF_ROPE_TYPE.values())))
 ACTIVATION_OF_BASE = {"S": "softmax", "R": "relu", "G": "glu"}
 
 
@@ -146,21 +153,18 @@ class MixerConfig:
         self._check_rope_scaling()
 
     def _check_rope_scaling(self) -> None:
-        kind, factor, original = self.rope_type, self.rope_factor, self.rope_original_length
+        kind, original = self.rope_type, self.rope_original_length
         allowed = "'default' in a layer without rotary positions (rope; in a label the letter p)"
         require("rope_type", kind, self.rope or kind == "default", allowed)
-        allowed = "1 for rope_type 'default'; 'ntk' and 'yarn' scale the frequencies"
-        require("rope_factor", factor, factor == 1 or kind != "default", allowed)
+        for name in ROPE_SCALING[1:]:
+            readers = [other for other, names in SCALING_OF_ROPE_TYPE.items() if name in names]
+            usual, value = getattr(type(self), name), getattr(self, name)
+            allowed = f"{usual} unless rope_type is {' or '.join(map(repr, readers))}"
+            require(name, value, kind in readers or value == usual, allowed)
         if kind == "yarn":
             fits = is_integer(original) and original > 0  # type: ignore[operator]
             allowed = "the number of positions in training for rope_type 'yarn', a positive integer"
             require("rope_original_length", original, fits, allowed)
-        else:
-            allowed = f"None for rope_type {kind!r}: only 'yarn' reads it"
-            require("rope_original_length", original, original is None, allowed)
-        for name in ("rope_beta_slow", "rope_beta_fast"):
-            value, usual = getattr(self, name), getattr(type(self), name)
-            require(name, value, kind == "yarn" or value == usual, f"{usual} unless rope_type is 'yarn'")
         allowed = f"above rope_beta_slow ({self.rope_beta_slow})"
         require("rope_beta_fast", self.rope_beta_fast, self.rope_beta_fast > self.rope_beta_slow, allowed)
         if kind == "ntk":

@@ -31,7 +31,7 @@ class Rope(NamedTuple):
     """
 
     theta: float
-    kind: str = "default"
+    type: str = "default"
     factor: float = 1.0
     original_length: int | None = None
     beta_slow: float = 1.0
@@ -40,27 +40,20 @@ class Rope(NamedTuple):
     @classmethod
     def of(cls, config: MixerConfig) -> "Rope":
         """Return the settings of a label's layer."""
-        return cls(
-            config.rope_theta,
-            config.rope_type,
-            config.rope_factor,
-            config.rope_original_length,
-            config.rope_beta_slow,
-            config.rope_beta_fast,
-        )
+        return cls(*(getattr(config, f"rope_{name}") for name in cls._fields))
 
     @property
     def magnitude(self) -> float:
         """What rotated queries and keys are multiplied by."""
-        return 0.1 * math.log(self.factor) + 1 if self.kind == "yarn" else 1.0
+        return 0.1 * math.log(self.factor) + 1 if self.type == "yarn" else 1.0
 
     def frequencies(self, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Return the angles per position, ``[width / 2]``."""
         half, theta = width // 2, self.theta
-        if self.kind == "ntk":
+        if self.type == "ntk":
             theta *= self.factor ** (width / (width - 2))
         plain = theta ** (-torch.arange(half, device=device, dtype=dtype) / half)
-        if self.kind != "yarn":
+        if self.type != "yarn":
             return plain
         assert self.original_length is not None
         turns = self.original_length * plain / (2 * math.pi)

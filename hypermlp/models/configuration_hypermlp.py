@@ -9,6 +9,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
+from hypermlp.config import ROPE_SCALING, MixerConfig
 from hypermlp.errors import UserError
 from hypermlp.label import PAPER_NAMES, Label
 from hypermlp.layers.canon import PLACES
@@ -49,7 +50,6 @@ OF_TRANSFORMERS = {  # arguments of PreTrainedConfig that are not its fields, an
 }
 SET_BY_MODEL = {"hidden_size", "max_length", "init_std", "sliding_window"}
 WINDOWED_BASELINES = ("softmax", "diff")  # the others are recurrences, or compute all scores
-ROPE_SCALING = ("rope_type", "rope_factor", "rope_original_length", "rope_beta_slow", "rope_beta_fast")
 LORA_TARGETS = ["v_proj", "o_proj"]  # the readout of the dynamic MLP: docs/derivation.md
 
 
@@ -278,22 +278,16 @@ class HyperMLPConfig(PreTrainedConfig):
             settings["sliding_window"] = window
         if name in BASELINES:
             return mixer_config(name, **settings, **(self.baseline_settings or {}).get(name, {}))
-        return mixer_config(
-            name,
-            **settings,
-            num_heads=self.num_heads,
-            rank=self.rank,
-            compression=self.compression,
-            conv_kernel=self.conv_kernel,
-            **self._rotary_settings(name),
-            canon="B" in self.canon,
-            num_registers=self.num_registers,
-        )
+        shared = {name: getattr(self, name) for name in self.settings_of_labels()}
+        if not has_rope(name):  # its layer refuses a scaling
+            shared = {name: value for name, value in shared.items() if name not in ROPE_SCALING}
+        return mixer_config(name, **settings, **shared, canon="B" in self.canon)
 
-    def _rotary_settings(self, label: str) -> dict[str, Any]:
-        """Return the settings of rotary positions for a label's layer; without the letter p, no scaling."""
-        names = ["rope_theta", *(ROPE_SCALING if has_rope(label) else ())]
-        return {name: getattr(self, name) for name in names}
+    @classmethod
+    def settings_of_labels(cls) -> list[str]:
+        """Return the fields that are settings of a label's layer under the same name."""
+        of_layer = {"compression", *(field.name for field in dataclasses.fields(MixerConfig))}
+        return [name for name in cls.field_names() if name in of_layer - SET_BY_MODEL - {"canon"}]
 
     @property
     def layer_types(self) -> list[str]:

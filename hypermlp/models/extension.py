@@ -5,11 +5,11 @@ from typing import Any
 
 from torch import nn
 
-from hypermlp.config import ROPE_TYPES
+from hypermlp.config import ROPE_SCALING, ROPE_TYPES, SCALING_OF_ROPE_TYPE
 from hypermlp.errors import UserError
 from hypermlp.layers.base import SequenceMixer
 from hypermlp.layers.resizing import check_method, resize_
-from hypermlp.models.configuration_hypermlp import ROPE_SCALING, HyperMLPConfig, has_rope
+from hypermlp.models.configuration_hypermlp import HyperMLPConfig, has_rope
 from hypermlp.models.parameters import require_memory
 from hypermlp.validation import LARGEST_SIZE, is_integer, require
 
@@ -22,13 +22,11 @@ def scale_rope_(config: HyperMLPConfig, n: int, rope_type: str) -> None:
     require("rope_type", rope_type, any(map(has_rope, config.mixers)), allowed)
     require("n", n, n >= old, f"at least the present context of {old} if rope_type is given")
     trained = config.rope_original_length or round(old / config.rope_factor)
-    config.rope_original_length = trained if rope_type == "yarn" else None
-    if rope_type == "ntk":
-        config.rope_beta_slow, config.rope_beta_fast = (
-            HyperMLPConfig.rope_beta_slow,
-            HyperMLPConfig.rope_beta_fast,
-        )
-    config.rope_type, config.rope_factor = rope_type, n / trained
+    scaling = {"rope_type": rope_type, "rope_factor": n / trained, "rope_original_length": trained}
+    for name in ROPE_SCALING:
+        value = scaling.get(name, getattr(config, name))
+        reads = name == "rope_type" or name in SCALING_OF_ROPE_TYPE[rope_type]
+        setattr(config, name, value if reads else getattr(HyperMLPConfig, name))
 
 
 def extend_context_(model: Any, n: int, method: str, rope_type: str | None) -> None:

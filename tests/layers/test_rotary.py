@@ -95,13 +95,17 @@ def test_a_state_of_fixed_size_has_the_same_angles(kind):
 @pytest.mark.parametrize(
     ("label", "settings", "message"),
     [
-        ("S-p", {"rope_type": "linear"}, "rope_type is 'linear'; it must be 'default' or 'ntk' or 'yarn'"),
+        ("S-p", {"rope_type": "linear"}, "rope_type is 'linear'; it must be 'default', 'ntk' or 'yarn'"),
         ("S", SCALED["ntk"], "rope_type is 'ntk'; it must be 'default' in a layer without rotary positions"),
-        ("S-p", {"rope_factor": 2.0}, "rope_factor is 2.0; it must be 1 for rope_type 'default'"),
+        (
+            "S-p",
+            {"rope_factor": 2.0},
+            "rope_factor is 2.0; .* 1.0 unless rope_type is 'ntk' or 'yarn'",
+        ),
         ("S-p", {"rope_type": "ntk", "rope_factor": 0.5}, "rope_factor is 0.5; .* at least 1"),
         ("S-p", {"rope_type": "ntk", "rope_factor": float("nan")}, "rope_factor is nan"),
         ("S-p", {"rope_type": "yarn", "rope_factor": 2.0}, "rope_original_length is None; .* for rope_type"),
-        ("S-p", {"rope_original_length": 8}, "rope_original_length is 8; .* only 'yarn' reads it"),
+        ("S-p", {"rope_original_length": 8}, "rope_original_length is 8; .* None unless rope_type is 'yarn'"),
         ("S-p", {**SCALED["ntk"], "rope_beta_fast": 2.0}, "rope_beta_fast is 2.0; .* 32.0 unless"),
         (
             "S-p",
