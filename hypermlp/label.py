@@ -109,25 +109,19 @@ class Label:
             names = " or ".join(PAPER_NAMES)
             raise _error(text, base, f"one of {', '.join(BASES)} as the base, or the name {names}")
         found: dict[str, Any] = {"base": base, "full_width": text.endswith("!")}
-        kinds = (("features", FEATURES), ("rank", RANKS), ("mix", "12o"))
-        expected = 0
+        kinds = {"features": FEATURES, "rank": RANKS, "mix": "12o"}
+        expected = list(kinds)
         for part in parts:
-            matching = [
-                i for i, (_, letters) in enumerate(kinds) if part and part[0] in letters and i >= expected
-            ]
-            if not matching:
+            name = next((name for name in expected if part and part[0] in kinds[name]), None)
+            if name is None:
                 raise _error(text, part[:1], "")
-            name, letters = kinds[matching[0]]
-            wrong = next((letter for letter in part if letter not in letters), None)
+            wrong = next((letter for letter in part if letter not in kinds[name]), None)
             if wrong:
-                raise _error(text, wrong, f"only {', '.join(letters)} in {part!r}")
-            if name == "mix":
-                found["lag"] = part.endswith("o")
-                if part.count("o") > 1:
-                    raise _error(text, part, "one o at the end of the mix")
-                part = part.removesuffix("o")
+                raise _error(text, wrong, f"only {', '.join(kinds[name])} in {part!r}")
             found[name] = part
-            expected = matching[0] + 1
+            expected = expected[expected.index(name) + 1 :]
+        mix = found.get("mix", "")
+        found |= {"mix": mix.removesuffix("o"), "lag": mix.endswith("o")}
         return cls(**found)
 
     def __str__(self) -> str:

@@ -217,10 +217,7 @@ def recipe_of(place: str, changes: Sequence[str]) -> Recipe:
         raise UserError(f"--set cannot change the model of {place}: name a recipe instead of a saved model")
     config, folder = our_config(place), path.resolve().parent if path.is_file() else path.resolve()
     own = [f"name={json.dumps(folder.name)}", f"data.context={config.max_position_embeddings}"]
-    known = {
-        field.name for field in dataclasses.fields(HyperMLPConfig)
-    } & HyperMLPConfig.__annotations__.keys()
-    model = {key: getattr(config, key) for key in known}
+    model = {key: getattr(config, key) for key in HyperMLPConfig.field_names()}
     return dataclasses.replace(load_recipe(TEMPLATE, [*own, *changes]), model=model)
 
 

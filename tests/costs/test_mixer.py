@@ -9,7 +9,6 @@ from hypermlp.costs.mixer import (
     flops_table,
     forward_flops,
     parameter_count,
-    parameter_table,
     state_bytes,
 )
 from hypermlp.label import PAPER_ROWS
@@ -126,8 +125,3 @@ def test_state_bytes_are_those_of_the_tensors():
 def test_impossible_sizes_are_refused():
     with pytest.raises(ValueError, match="5 queries for 4 keys"):
         flops_table(MixerConfig(hidden_size=64, max_length=8), 5, 4)
-
-
-def test_parts_add_up():
-    config = MixerConfig(hidden_size=64, max_length=8)
-    assert sum(parameter_table(config).values()) == parameter_count(config)

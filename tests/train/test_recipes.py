@@ -5,6 +5,7 @@ import torch
 
 from hypermlp.costs.mixer import parameter_count
 from hypermlp.models import HyperMLPForCausalLM
+from hypermlp.models.parameters import model_parameters
 from hypermlp.train.recipe import RECIPE_FOLDERS, load_recipe
 from hypermlp.train.schedule import learning_rate_factor, optimizer_groups
 from hypermlp.train.sharding import sharded_dim
@@ -35,14 +36,7 @@ def test_all_recipes_are_tested():
 @pytest.mark.parametrize("name", NAMES)
 def test_counted_parameters_equal_those_of_the_built_model(name):
     recipe, model = build(name)
-    config, mixer = model.config, model.config.mixer_config(0)
-    matrices = 2 if config.block == "gpt2" else 3
-    layer = (
-        parameter_count(mixer)
-        + matrices * config.hidden_size * config.intermediate_size
-        + 2 * config.hidden_size
-    )
-    assert count(model) == config.num_hidden_layers * layer + (config.vocab_size + 1) * config.hidden_size
+    assert count(model) == model_parameters(model.config)
     assert recipe.accumulation(1) * recipe.training.micro_batch == recipe.sequences_per_step
 
 
