@@ -5,7 +5,6 @@ import torch
 
 from hypermlp.layers import BASELINES
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
-from hypermlp.testing import assert_close
 
 pytestmark = pytest.mark.thorough
 
@@ -45,7 +44,7 @@ def test_generation_is_the_forward_pass(mixer):
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_every_parameter_learns_and_is_saved(name, tmp_path):
+def test_every_parameter_learns(name):
     model, ids = make(name), prompts(length=20)
     model(ids, labels=ids).loss.backward()
     missing = [
@@ -54,18 +53,6 @@ def test_every_parameter_learns_and_is_saved(name, tmp_path):
         if parameter.grad is None or not parameter.grad.isfinite().all()
     ]
     assert not missing
-    model.save_pretrained(tmp_path)
-    again = HyperMLPForCausalLM.from_pretrained(tmp_path)
-    assert_close(again(ids).logits, model(ids).logits, tolerance=1e-6)
-
-
-@pytest.mark.parametrize("name", BASELINES)
-def test_packed_documents_are_each_alone(name):
-    model, ids = make(name), prompts(batch=1, length=20)
-    documents = torch.tensor([[0] * 7 + [1] * 13])
-    packed = model(ids, document_ids=documents).logits
-    alone = torch.cat([model(ids[:, :7]).logits, model(ids[:, 7:]).logits], dim=1)
-    assert_close(packed, alone, tolerance=1e-4)
 
 
 def test_a_new_model_is_initialised_as_its_layers_are():

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
+from transformers import DynamicCache, StaticCache
 
 from hypermlp.errors import UserError
 from hypermlp.testing import assert_close
@@ -13,64 +13,6 @@ from hypermlp.testing import assert_close
 from .conftest import LABELS, build
 
 TIGHT = 1e-9
-VARIANTS = [(label, {}) for label in LABELS] + [
-    (["G-cg-q-12o", "S-p"], {"block": "llama"}),
-    ("S", {"learned_positions": True}),
-    ("R-12!", {"block": "llama", "tie_word_embeddings": False}),
-]
-
-
-@pytest.mark.parametrize(("mixer", "settings"), VARIANTS)
-@torch.no_grad()
-def test_a_cache_changes_nothing(mixer, settings, ids):
-    model = build(mixer, **settings)
-    full = model(ids).logits
-    for sizes in ([5] + [1] * 12, [1, 7, 9], [16, 1]):
-        cache = DynamicCache(config=model.config)
-        parts = [
-            model(chunk, past_key_values=cache, use_cache=True).logits for chunk in ids.split(sizes, dim=1)
-        ]
-        assert_close(torch.cat(parts, dim=1), full, tolerance=TIGHT)
-        assert cache.get_seq_length() == 17
-
-
-@pytest.mark.parametrize(("mixer", "settings"), VARIANTS)
-def test_padding_on_either_side_changes_nothing(mixer, settings, ids):
-    model = build(mixer, **settings)
-    lengths, total = (17, 9, 4), 20
-    for left in (True, False):
-        padded, mask = torch.full((3, total), 60), torch.zeros(3, total, dtype=torch.long)
-        places = [slice(total - n, total) if left else slice(0, n) for n in lengths]
-        for row, (place, n) in enumerate(zip(places, lengths, strict=True)):
-            padded[row, place], mask[row, place] = ids[row, :n], 1
-        logits = model(padded, attention_mask=mask).logits
-        for row, (place, n) in enumerate(zip(places, lengths, strict=True)):
-            assert_close(logits[row : row + 1, place], model(ids[row : row + 1, :n]).logits, tolerance=TIGHT)
-
-
-@pytest.mark.parametrize(("mixer", "settings"), VARIANTS)
-def test_packed_documents_are_separate(mixer, settings, ids):
-    model = build(mixer, **settings)
-    lengths = [5, 1, 11]
-    alone = torch.cat([model(chunk).logits for chunk in ids[:1].split(lengths, dim=1)], dim=1)
-    positions = torch.cat([torch.arange(n) for n in lengths])[None]
-    documents = torch.cat([torch.full((n,), i) for i, n in enumerate(lengths)])[None]
-    for packed in (
-        {"position_ids": positions},
-        {"document_ids": documents},
-        {"position_ids": positions, "document_ids": documents},
-    ):
-        if "position_ids" not in packed and settings.get("learned_positions"):
-            continue
-        assert_close(model(ids[:1], **packed).logits, alone, tolerance=TIGHT)
-
-
-def test_learned_positions_count_from_the_document(ids):
-    model = build("S", learned_positions=True)
-    lengths = [5, 12]
-    documents = torch.cat([torch.full((n,), i) for i, n in enumerate(lengths)])[None]
-    alone = torch.cat([model(chunk).logits for chunk in ids[:1].split(lengths, dim=1)], dim=1)
-    assert_close(model(ids[:1], document_ids=documents).logits, alone, tolerance=TIGHT)
 
 
 def test_packed_and_padded(ids):
@@ -231,22 +173,6 @@ def test_bfloat16(label, ids):
 def test_hidden_states(ids):
     out = build()(ids, output_hidden_states=True)
     assert [h.shape for h in out.hidden_states] == [(3, 17, 32)] * 3
-
-
-@pytest.mark.parametrize(("mixer", "settings"), VARIANTS)
-def test_saved_and_loaded_bit_for_bit(mixer, settings, ids, tmp_path):
-    model = build(mixer, dtype=torch.float32, **settings)
-    model.save_pretrained(tmp_path)
-    assert (tmp_path / "model.safetensors").exists()
-    again = AutoModelForCausalLM.from_pretrained(tmp_path)
-    for (name, ours), (other, theirs) in zip(
-        model.state_dict().items(), again.state_dict().items(), strict=True
-    ):
-        assert name == other
-        assert torch.equal(ours, theirs)
-    tied = again.lm_head.weight is again.model.embed_tokens.weight
-    assert tied == settings.get("tie_word_embeddings", True)
-    assert torch.equal(again(ids).logits, model(ids).logits)
 
 
 @pytest.mark.thorough

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from transformers import DynamicCache
 
 from hypermlp.errors import UserError
 from hypermlp.models import HyperMLPConfig, HyperMLPForCausalLM
@@ -88,33 +87,6 @@ def test_a_left_padded_batch_equals_one_by_one(name, beams, ids):
 def test_other_ways_to_generate(name, settings, ids):
     model = windowed(name, max_position_embeddings=32)
     assert torch.equal(generate(model, ids[:1], 40, **settings), generate(model, ids[:1], 40))
-
-
-@pytest.mark.parametrize("name", MODELS)
-@torch.no_grad()
-def test_chunks_with_a_cache_equal_the_whole(name, ids):
-    model = windowed(name, max_position_embeddings=32)
-    ids = torch.cat([ids, ids, ids], dim=1)
-    whole, cache = model(ids).logits, DynamicCache(config=model.config)
-    chunks = ids.split([1, 20, 1, 1, 7, 21], dim=1)
-    parts = [model(part, past_key_values=cache).logits for part in chunks]
-    assert_close(torch.cat(parts, dim=1), whole, tolerance=1e-10)
-
-
-@pytest.mark.parametrize("name", ["HyperGLU", "S-p", "canon", "a full softmax layer"])
-def test_packed_documents_equal_each_alone(name, ids):
-    model = windowed(
-        name, sliding_window=5 if "mixer" not in MODELS[name] else MODELS[name].get("sliding_window", 5)
-    )
-    lengths = (30, 1, 20)
-    row = torch.cat([ids, ids, ids], dim=1)[:1]
-    packed = model(row, cu_seqlens=torch.tensor([0, 30, 31, 51])).logits
-    alone = torch.cat([model(part).logits for part in row.split(lengths, dim=1)], dim=1)
-    assert_close(packed, alone, tolerance=1e-10)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    mine, theirs = (torch.autograd.grad(y.square().sum(), parameters) for y in (packed, alone))
-    for a, b in zip(mine, theirs, strict=True):
-        assert_close(a, b, tolerance=1e-10, floor=1e-3)
 
 
 def test_a_window_is_saved_and_can_be_given_to_a_model_without_one(ids, tmp_path):

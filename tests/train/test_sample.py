@@ -82,7 +82,7 @@ def damaged(run, tmp_path, file, content):
         (
             "config.json",
             {"num_hidden_layers": 10**12},
-            "num_hidden_layers is 10{12}; it must be at most",
+            "num_hidden_layers is 10{12}; it must be a positive integer, at most",
         ),
         ("config.json", {"hidden_size": "wide"}, "config.json is not the configuration of a model"),
         ("tokenizer.json", {"padding": "x"}, "the tokenizer in .* cannot be loaded"),
