@@ -18,9 +18,20 @@ WAYS = {
 }
 
 
+WINDOW = {"sliding_window": 16, "max_position_embeddings": 32}
+MODELS = {
+    **{label: {"mixer": label} for label in LABELS},
+    "window": WINDOW,
+    "window of S-p": WINDOW | {"mixer": "S-p"},
+    "window and softmax": WINDOW | {"mixer": ["G-cg-q-12o", "softmax"], "sliding_window": [16, None]},
+}
+
+
 def generate(model, ids, **settings):
+    """Generate a few tokens; a model with windows goes past its context."""
     torch.manual_seed(5)
-    return model.generate(ids, max_new_tokens=NEW, pad_token_id=0, **({"do_sample": False} | settings))
+    count = 40 if any(model.config.windows) else NEW
+    return model.generate(ids, max_new_tokens=count, pad_token_id=0, **({"do_sample": False} | settings))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -33,9 +44,9 @@ def test_with_and_without_a_cache(label, way, ids):
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize("label", LABELS)
-def test_a_left_padded_batch_equals_one_by_one(label, beams, ids):
-    model = build(label)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_left_padded_batch_equals_one_by_one(name, beams, ids):
+    model = build(**MODELS[name])
     lengths = (17, 9, 4)
     padded, mask = torch.zeros_like(ids), torch.zeros_like(ids)
     for row, n in enumerate(lengths):
@@ -91,27 +102,27 @@ def test_generation_from_embeddings_ends_at_the_context(ids):
     assert out.shape[1] == model.config.max_position_embeddings - 17
 
 
-@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("name", [*LABELS, "window", "window of S-p"])
 @pytest.mark.parametrize(
     "settings",
-    [{"prefill_chunk_size": 5}, {"cache_implementation": "static"}, {"cache_implementation": "offloaded"}],
+    [
+        {"prefill_chunk_size": 5},
+        {"cache_implementation": "static"},
+        {"cache_implementation": "offloaded"},
+        {"prompt_lookup_num_tokens": 4},
+        {"assistant_model": {"num_hidden_layers": 1}},
+    ],
     ids=str,
 )
-def test_other_caches_and_chunked_prefill(label, settings, ids):
-    model = build(label)
-    assert torch.equal(generate(model, ids, **settings), generate(model, ids))
-
-
-@pytest.mark.parametrize("label", LABELS)
-def test_assisted_decoding_takes_back_what_was_guessed_wrong(label, ids):
-    model = build(label)
-    expected = generate(model, ids[:1])
-    assert torch.equal(generate(model, ids[:1], prompt_lookup_num_tokens=4), expected)
-    assistant = build(label, num_hidden_layers=1)
-    torch.manual_seed(5)
-    assert torch.equal(
-        model.generate(ids[:1], max_new_tokens=NEW, do_sample=False, assistant_model=assistant), expected
-    )
+def test_other_ways_to_generate(name, settings, ids):
+    """Assisted decoding, which takes one sequence, takes back what was guessed wrong."""
+    model = build(**MODELS[name])
+    expected = generate(model, ids)
+    if "assistant_model" in settings:
+        settings = {"assistant_model": build(MODELS[name].get("mixer", LABELS[0]), num_hidden_layers=1)}
+    if "assistant_model" in settings or "prompt_lookup_num_tokens" in settings:
+        ids, expected = ids[:1], expected[:1]
+    assert torch.equal(generate(model, ids, **settings), expected)
 
 
 def test_a_cache_goes_on_in_a_second_call(ids):

@@ -62,33 +62,6 @@ def test_a_hybrid_with_full_labels_ends_at_the_context_and_is_exact(ids, caplog)
     assert_greedy(model, sequence, 17)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("beams", [1, 2])
-@pytest.mark.parametrize("name", ["HyperGLU", "S-p", "a full softmax layer"])
-def test_a_left_padded_batch_equals_one_by_one(name, beams, ids):
-    model = windowed(name, max_position_embeddings=32)
-    lengths = (17, 9, 4)
-    padded, mask = torch.zeros_like(ids), torch.zeros_like(ids)
-    for row, n in enumerate(lengths):
-        padded[row, 17 - n :], mask[row, 17 - n :] = ids[row, :n], 1
-    together = generate(model, padded, 40, attention_mask=mask, num_beams=beams)
-    for row, n in enumerate(lengths):
-        alone = generate(model, ids[row : row + 1, :n], 40, num_beams=beams)
-        assert torch.equal(together[row, 17:], alone[0, n:])
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "settings",
-    [{"prefill_chunk_size": 5}, {"cache_implementation": "static"}, {"prompt_lookup_num_tokens": 4}],
-    ids=str,
-)
-@pytest.mark.parametrize("name", ["HyperGLU", "S-p"])
-def test_other_ways_to_generate(name, settings, ids):
-    model = windowed(name, max_position_embeddings=32)
-    assert torch.equal(generate(model, ids[:1], 40, **settings), generate(model, ids[:1], 40))
-
-
 def test_a_window_is_saved_and_can_be_given_to_a_model_without_one(ids, tmp_path):
     model = build(max_position_embeddings=CONTEXT)
     model.save_pretrained(tmp_path)
