@@ -11,7 +11,8 @@ from filelock import FileLock, Timeout
 from hypermlp.errors import UserError
 from hypermlp.files import write_text
 from hypermlp.sealed import remove_unfinished, restore_all
-from hypermlp.train.recipe import Recipe, build
+from hypermlp.train.building import build
+from hypermlp.train.recipe import Recipe
 
 SECTIONS = ("model", "data", "training")
 FREE_ON_RESUME = {  # keys that do not change what is trained: length, frequencies, batching, storage

@@ -1,11 +1,8 @@
 """A recipe: one YAML file that defines a training run. Unknown keys and impossible values raise."""
 
-import contextlib
 import dataclasses
 import fnmatch
 import json
-import types
-import typing
 from collections.abc import Sequence
 from dataclasses import field
 from pathlib import Path
@@ -18,6 +15,8 @@ from hypermlp.errors import UserError
 from hypermlp.label import PAPER_NAMES, PAPER_ROWS
 from hypermlp.layers.registry import BASELINES, mixer_name
 from hypermlp.models import HyperMLPConfig
+from hypermlp.train.building import build as build
+from hypermlp.train.building import typed
 from hypermlp.train.matching import MATCH, matched_config
 from hypermlp.validation import (
     LARGEST_SIZE,
@@ -34,18 +33,8 @@ from hypermlp.validation import (
 )
 
 TOKENIZER_SIZES = {"bytes": 257, "gpt2": 50_257}
-KINDS = {  # types in messages
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-    bool: "true or false",
-    types.NoneType: "null",
-}
-RECIPE_FOLDERS = [
-    Path(__file__).parents[level] / "recipes" for level in (1, 2)
-]  # in the package; in a checkout
-
-
+# In the package, and in a checkout.
+RECIPE_FOLDERS = [Path(__file__).parents[level] / "recipes" for level in (1, 2)]
 BETAS = rule(
     lambda value: len(value) == 2 and all(is_number(beta) and 0 <= beta < 1 for beta in value),
     "two numbers, each at least 0 and below 1",
@@ -351,47 +340,6 @@ def _resolve_rates(training: dict[str, Any], mixer: Any) -> None:
         )
         training["learning_rate"] = rates[key]
     if isinstance(least, str) and least.endswith("%"):
-        rate = _value(training.get("learning_rate"), float, "training.learning_rate")
-        percent = _value(least.removesuffix("%"), float, "training.min_learning_rate, in percent,")
+        rate = typed(training.get("learning_rate"), float, "training.learning_rate")
+        percent = typed(least.removesuffix("%"), float, "training.min_learning_rate, in percent,")
         training["min_learning_rate"] = rate * percent / 100
-
-
-def build(cls: type, content: dict[str, Any], where: str) -> Any:
-    """Build a dataclass from a dictionary, checking keys and types; messages put ``where`` before keys."""
-    hints = typing.get_type_hints(cls)
-    for key in content:
-        if key not in hints:
-            note = near_miss(str(key), hints)
-            allowed = ", ".join(where + name for name in hints)
-            raise UserError(f"unknown recipe key {where + str(key)!r}{note}; allowed: {allowed}")
-    for each in dataclasses.fields(cls):
-        optional = {each.default, each.default_factory} != {dataclasses.MISSING}
-        if not optional and each.name not in content:
-            raise UserError(
-                f"the recipe has no {where}{each.name}, which it must give; "
-                "`hypermlp train --keys` lists all keys"
-            )
-    return cls(**{key: _value(value, hints[key], where + key) for key, value in content.items()})
-
-
-def _value(value: Any, hint: Any, where: str) -> Any:
-    """Return ``value`` if it has the type ``hint``, converted where YAML's type differs; raise otherwise."""
-    if dataclasses.is_dataclass(hint):
-        require(where, value, isinstance(value, dict), "a mapping")
-        return build(typing.cast(type, hint), value, where + ".")
-    options = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, Literal) else (hint,)
-    if float in options and isinstance(value, (int, str)) and not isinstance(value, bool):
-        with contextlib.suppress(ValueError):
-            return float(value)  # YAML reads 6e-4 as a string
-    if any(_matches(value, option) for option in options):
-        return value
-    names = (KINDS.get(each) or getattr(each, "__name__", repr(each)) for each in options)
-    raise UserError(f"{where} is {value!r}; it must be {' or '.join(names)}")
-
-
-def _matches(value: Any, option: Any) -> bool:
-    """Return whether a value has the type ``option``, such as int or list[str], or is that string."""
-    if isinstance(option, str):
-        return bool(value == option)
-    plain = typing.get_origin(option) or option
-    return isinstance(value, plain) and not (plain is int and isinstance(value, bool))
