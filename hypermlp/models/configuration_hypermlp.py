@@ -137,27 +137,27 @@ class HyperMLPConfig(PreTrainedConfig):
     mixer: str | list[str] = "G-cg-q-12o"
     hidden_size: int = field(default=768, metadata=SIZE)
     num_hidden_layers: int = field(default=12, metadata=whole(1, 10_000))
-    num_heads: int = 2
+    num_heads: int = MixerConfig.num_heads
     max_position_embeddings: int = field(default=1024, metadata=SIZE)
     sliding_window: int | list[int | None] | None = None
     vocab_size: int = field(default=50304, metadata=SIZE)
     block: str = field(default="gpt2", metadata=one_of("gpt2", "llama"))
     intermediate_size: int | None = field(default=None, metadata=SIZE)
     learned_positions: bool = False
-    rank: int = field(default=16, metadata=SIZE)
+    rank: int = field(default=MixerConfig.rank, metadata=SIZE)
     compression: int = 4
-    conv_kernel: int = field(default=4, metadata=SIZE)
-    rope_theta: float = 10_000.0
-    rope_type: str = "default"
-    rope_factor: float = 1.0
-    rope_original_length: int | None = None
-    rope_beta_slow: float = 1.0
-    rope_beta_fast: float = 32.0
+    conv_kernel: int = field(default=MixerConfig.conv_kernel, metadata=SIZE)
+    rope_theta: float = MixerConfig.rope_theta
+    rope_type: str = MixerConfig.rope_type
+    rope_factor: float = MixerConfig.rope_factor
+    rope_original_length: int | None = MixerConfig.rope_original_length
+    rope_beta_slow: float = MixerConfig.rope_beta_slow
+    rope_beta_fast: float = MixerConfig.rope_beta_fast
     canon: str = field(default="", metadata=CANON)
-    num_registers: int = field(default=0, metadata=whole(0, LARGEST_SIZE))
+    num_registers: int = field(default=MixerConfig.num_registers, metadata=whole(0, LARGEST_SIZE))
     baseline_settings: dict[str, Any] | None = None
     norm_eps: float | None = field(default=None, metadata=POSITIVE_NUMBER)
-    initializer_range: float = 0.02
+    initializer_range: float = MixerConfig.init_std
     tie_word_embeddings: bool = True
     use_cache: bool = True
     bos_token_id: int | None = None
