@@ -46,6 +46,15 @@ class Cell(ABC):
     def summary(self, result: dict[str, Any]) -> str:
         """Return a one-line summary of the result."""
 
+    @classmethod
+    def identity(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        """Return the part of a cell's fields, as in its record, that tells it from other cells.
+
+        A class overrides this to leave out what was added to it later and has its default, so that records of
+        earlier versions stay those of their cells.
+        """
+        return settings
+
     @property
     def file_name(self) -> str:
         """The mixer's name, with every character that is unsafe in a file name replaced."""
@@ -53,9 +62,9 @@ class Cell(ABC):
 
 
 def record_path(folder: Path, cell: Cell) -> Path:
-    """Return the path of a cell's record, which contains a digest of all fields of the cell."""
-    digest = hashlib.sha256(json.dumps(dataclasses.asdict(cell), sort_keys=True).encode()).hexdigest()[:12]
-    return folder / f"{cell.place}-{digest}.json"
+    """Return the path of a cell's record, which contains a digest of the cell's identity."""
+    identity = json.dumps(cell.identity(dataclasses.asdict(cell)), sort_keys=True)
+    return folder / f"{cell.place}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.json"
 
 
 def recorded(folder: Path, cell: Cell) -> dict[str, Any] | None:
@@ -67,8 +76,8 @@ def recorded(folder: Path, cell: Cell) -> dict[str, Any] | None:
         record = read_record(path, cell.kind)
     except ValueError as error:
         raise UserError(f"{error}; remove the file to run this cell again") from error
-    same = record["settings"] == json.loads(json.dumps(dataclasses.asdict(cell)))
-    return record["results"] if same else None
+    wanted = json.loads(json.dumps(cell.identity(dataclasses.asdict(cell))))
+    return record["results"] if cell.identity(record["settings"]) == wanted else None
 
 
 def finite_fields(values: Any) -> dict[str, float | None]:

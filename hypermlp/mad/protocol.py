@@ -24,6 +24,10 @@ SWITCHES = {  # fields of Training, with the published code's choice first
     "accuracy": ("macro", "micro"),
     "precision": ("bfloat16", "float32"),
 }
+FIRST_TRAINING = {  # fields of Training when the first records were published
+    "learning_rate", "weight_decay", "batch_size", "epochs", "evaluate_every", "schedule", "score",
+    "accuracy", "precision", "solved",
+}  # fmt: skip
 
 
 def _each(name: str, *values: float) -> list[Changes]:
@@ -166,6 +170,15 @@ class MadCell(Cell):
     sampler: str
     width: int
     seed: int
+
+    @classmethod
+    def identity(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        training = {
+            name: value
+            for name, value in settings["training"].items()
+            if name in FIRST_TRAINING or value != getattr(Training, name)
+        }
+        return settings | {"training": training}
 
     def __post_init__(self) -> None:
         chosen = find_task(self.task).settings(**self.settings)  # raises before any training

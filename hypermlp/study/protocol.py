@@ -9,7 +9,7 @@ from hypermlp.jobs.cells import Cell
 from hypermlp.label import PAPER_ROWS, PROBABLE_READING
 from hypermlp.layers.canon import PLACES
 from hypermlp.layers.registry import BASELINES, mixer_name
-from hypermlp.train.recipe import load_recipe
+from hypermlp.train.recipe import essential, load_recipe
 from hypermlp.validation import find_option
 
 ROWS = [*PAPER_ROWS, *PROBABLE_READING.values()]
@@ -175,6 +175,10 @@ class LmCell(Cell):
     loss: str
     """The reported loss: a key of LOSSES."""
 
+    @classmethod
+    def identity(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        return settings | {"recipe": essential(settings["recipe"])}
+
     @property
     def seed(self) -> int:
         return int(self.recipe["training"]["seed"])
@@ -235,9 +239,9 @@ def shared_settings(settings: dict[str, Any], tuned: bool) -> dict[str, Any]:
 
     Cells differ in the mixer and the seed, and in a ``tuned`` study also in the learning rate.
     """
-    own = OWN_KEYS | RATE_KEYS if tuned else OWN_KEYS
+    identity, own = essential(settings["recipe"]), OWN_KEYS | RATE_KEYS if tuned else OWN_KEYS
     recipe = {
-        section: {key: value for key, value in settings["recipe"][section].items() if key not in own}
+        section: {key: value for key, value in identity[section].items() if key not in own}
         for section in ("model", "data", "training")
     }
     return recipe | {"loss": settings["loss"]}

@@ -237,6 +237,41 @@ class Recipe:
         return dataclasses.asdict(self)
 
 
+FIRST_KEYS = {  # sections of a recipe -> their keys when the first studies were published
+    "data": "cache context limit order packing source split streaming text_field tokenizer validation",
+    "training": "batch_tokens betas clip compile decay_steps decayed eps eval_every eval_sequences explosion "
+    "gradient_checkpointing keep learning_rate log_every micro_batch min_learning_rate precision report_to "
+    "save_every seed sharding steps warmup_steps weight_decay",
+}
+
+
+def defaults(section: str) -> dict[str, Any]:
+    """Return the optional keys of a section ("data" or "training") with their defaults."""
+    values = {
+        each.name: each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
+        for each in dataclasses.fields(typing.get_type_hints(Recipe)[section])
+    }
+    return {key: value for key, value in values.items() if value is not dataclasses.MISSING}
+
+
+def essential(content: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe's content, as of ``Recipe.to_dict``, without later keys that have their default.
+
+    Trainings are identified by it: a key that is added to the recipe changes the identity of those alone that
+    give it another value. Its default must mean what was done before, and never change. FIRST_KEYS always
+    count, because the names of published records contain a digest of all of them.
+    """
+    found = dict(content)
+    for section, first in FIRST_KEYS.items():
+        usual, always = defaults(section), first.split()
+        found[section] = {
+            key: value
+            for key, value in content[section].items()
+            if key in always or key not in usual or value != usual[key]
+        }
+    return found
+
+
 def find_recipe(name: str) -> Path:
     """Return the path of a recipe: a path, a name in ``recipes/``, or the name of a shipped model."""
     named = [*(folder / f"{name}.yaml" for folder in RECIPE_FOLDERS), *_shipped_recipes(name)]
