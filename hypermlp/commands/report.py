@@ -16,7 +16,8 @@ from hypermlp.mad.protocol import grid_of, read_cell
 from hypermlp.mad.report import summarize
 from hypermlp.reporting.results import Kind, Records, results_page
 from hypermlp.reporting.sources import Record, gather
-from hypermlp.reporting.table import Columns, Table
+from hypermlp.reporting.table import Table
+from hypermlp.study.tables import losses_table
 
 
 @command(
@@ -77,23 +78,6 @@ def _mad_grid(record: Record) -> str:
     return f"{record.folder}, {', '.join(given)}"
 
 
-def _study_table(records: Records) -> Table:
-    rows = [
-        record.content["results"]
-        | {"mixer": record.content["settings"]["mixer"]}
-        | {"seed": record.content["settings"]["recipe"]["training"]["seed"]}
-        for record in records
-    ]
-    columns: Columns = [
-        ("mixer", "{mixer}"),
-        ("seed", "{seed}"),
-        ("loss", "{loss:.4f}"),
-        ("parameters", "{parameters:,}"),
-        ("MFLOPs/token", lambda row: f"{row['forward_flops_per_token'] / 1e6:.2f}"),
-    ]
-    return Table.of(sorted(rows, key=lambda row: float(row["loss"])), columns)
-
-
 def _study_recipe(record: Record) -> str:
     """Return the recipe without the mixer and the seed: what the rows of one table have in common."""
     recipe = record.content["settings"]["recipe"]
@@ -128,7 +112,12 @@ KINDS = {
         about=lambda records: _mad_grid(records[0]),
     ),
     "study-lm": Kind(
-        "Language models of the design study", _study_table, group=_study_recipe, about=_study_about
+        "Language models of the design study",
+        lambda records: losses_table(
+            (record.content["settings"], record.content["results"]) for record in records
+        ),
+        group=_study_recipe,
+        about=_study_about,
     ),
     "gpu-check": Kind("The Triton kernels on a GPU", _all_rows(gpu.table)),
     "bench-op": Kind("Operator and layer against softmax attention", _all_rows(op.table)),

@@ -1,7 +1,7 @@
 """``hypermlp study run``, ``tune``, ``report``, ``figure`` and ``scale``."""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from hypermlp.commands.shared import WORKERS, Args, Argument, choices, chosen_workers, command
 from hypermlp.files import write_text
@@ -12,12 +12,12 @@ from hypermlp.mad.report import summarize
 from hypermlp.mad.tasks import TASKS
 from hypermlp.mad.training import run_cell
 from hypermlp.reporting.records import write_record
-from hypermlp.reporting.table import Columns, Table
 from hypermlp.study import report, scale, scale_report
 from hypermlp.study.figures import write_curves
 from hypermlp.study.lm import run_lm, tune_and_run
-from hypermlp.study.protocol import SIZES, TUNING_ROWS, LmCell, find_rows, find_size, tuning_cells
+from hypermlp.study.protocol import SIZES, TUNING_ROWS, find_rows, find_size, tuning_cells
 from hypermlp.study.summary import read_study, summary
+from hypermlp.study.tables import losses_table
 from hypermlp.study.tuning import tuning_table
 
 COLUMNS = ("lm", "mad")
@@ -60,25 +60,14 @@ def run_command(args: Args) -> None:
     outcomes = []
     if "lm" in args.columns:
         outcomes.append(tune_and_run(size, rows, folder, workers))
-        print(_losses(outcomes[-1].results).markdown(), end="\n\n")
+        trained = ((asdict(cell), result) for cell, result in outcomes[-1].results)
+        print(losses_table(trained).markdown(), end="\n\n")
     if on_mad:
         outcomes.append(run_with_progress(run_cell, on_mad, folder / "mad", workers))
         print(summarize(outcomes[-1].results).table().markdown(), end="\n\n")
     for outcome in outcomes:
         outcome.raise_if_failed()
     print(f"`hypermlp study report {folder}` makes a page of the results")
-
-
-def _losses(results: list[tuple[LmCell, dict[str, Any]]]) -> Table:
-    """Return the losses of the language models, lowest first."""
-    rows = [result | {"mixer": cell.mixer, "seed": cell.seed} for cell, result in results]
-    columns: Columns = [
-        ("mixer", "{mixer}"),
-        ("seed", "{seed}"),
-        ("loss", "{loss:.4f}"),
-        ("parameters", "{parameters:,}"),
-    ]
-    return Table.of(sorted(rows, key=lambda row: float(row["loss"])), columns)
 
 
 @command(

@@ -62,9 +62,7 @@ def work(
     ``folder`` holds the checkpoints during training; on a cluster it must be shared by all machines. With
     ``evaluate``, the finished model is evaluated on the suite ``local`` and kept in ``folder/models``.
     """
-    if device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    began = time.monotonic()
+    device, began = _show_only(device), time.monotonic()
     recipe: Recipe = build(Recipe, cell.recipe, "")
     run = record_path(folder / RUNNING, cell).with_suffix("")
     run.mkdir(parents=True, exist_ok=True)
@@ -85,6 +83,20 @@ def work(
         final.rename(kept)
     shutil.rmtree(run)
     return result
+
+
+def _show_only(device: str) -> str:
+    """Hide all GPUs but the one of a cell from this process; return the name that it has then.
+
+    Trainer takes every visible GPU: it would spread one model over several of them (DataParallel).
+    """
+    kind, _, index = device.partition(":")
+    if kind in ("cpu", "cuda"):
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        chosen = visible.split(",")[int(index or 0)] if visible else index or "0"
+        os.environ["CUDA_VISIBLE_DEVICES"] = "" if kind == "cpu" else chosen
+        return kind
+    return device
 
 
 def _scores(model: Path, device: str) -> dict[str, Any]:

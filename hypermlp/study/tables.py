@@ -1,15 +1,18 @@
 """Tables of a study. A value that the study should have and that no record gives is shown as missing."""
 
 import math
+from collections.abc import Iterable
+from typing import Any
 
 from hypermlp.label import PAPER_ROWS, PaperRow
 from hypermlp.mad.report import AVERAGE, published_value
 from hypermlp.mad.tasks import TASKS
 from hypermlp.paper.variants import LOSS_THRESHOLDS, STEPS_PER_EVALUATION
-from hypermlp.reporting.table import Table
+from hypermlp.reporting.table import Columns, Table
 from hypermlp.study.intervals import show_interval
 from hypermlp.study.summary import PAPER_LABEL, Study
 from hypermlp.study.thresholds import FRACTIONS, THRESHOLD_ROW, steps_to
+from hypermlp.study.tuning import loss_of
 
 SHORT = {
     "in-context-recall": "in-context",
@@ -56,6 +59,25 @@ def study_table(study: Study) -> Table:
         for label in study.labels
     ]
     return Table([*titles, *(SHORT[column] for column in mad_columns)], lines)
+
+
+def losses_table(results: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> Table:
+    """Return a line for each language model, the lowest loss first, from the cells' settings and results.
+
+    A training that diverged has no loss and no costs.
+    """
+    rows = [settings | settings["recipe"]["training"] | result for settings, result in results]
+    columns: Columns = [
+        ("mixer", "{mixer}"),
+        ("seed", "{seed}"),
+        ("loss", lambda row: "diverged" if row["loss"] is None else f"{row['loss']:.4f}"),
+        ("parameters", lambda row: "" if row["loss"] is None else f"{row['parameters']:,}"),
+        (
+            "MFLOPs/token",
+            lambda row: "" if row["loss"] is None else f"{row['forward_flops_per_token'] / 1e6:.2f}",
+        ),
+    ]
+    return Table.of(sorted(rows, key=loss_of), columns)
 
 
 def rates_table(study: Study) -> Table:

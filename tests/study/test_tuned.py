@@ -1,10 +1,12 @@
 """Studies with several learning rates: tuning seeds choose the rate, other seeds are reported."""
 
 import json
+import os
 
 import pytest
 
 from hypermlp.cli import main
+from hypermlp.study import lm
 from hypermlp.study.protocol import SIZES, lm_cell
 from hypermlp.study.report import compare, markdown, page
 from hypermlp.study.summary import read_study, summary
@@ -138,3 +140,47 @@ def test_rows_with_different_rates_that_were_not_tuned_are_two_studies(tmp_path,
         ValueError, match="more than one study: training.learning_rate is 0.008 for R-p, 0.004"
     ):
         read_study(tmp_path)
+
+
+def test_a_reported_model_that_diverged_is_shown_as_such(tmp_path, write_lm, capsys):
+    """``study run`` finds all cells recorded, one of them without a loss; ``report`` shows the same table."""
+    for row, loss in (("S-p", None), ("S-pc", 2.5)):
+        write_lm(tmp_path, lm_cell(SIZES["smoke"], row, 1), loss)
+    command = ["study", "run", "--size", "smoke", "--labels", "S-p", "S-pc", "--columns", "lm"]
+    assert main([*command, "--out", str(tmp_path)]) == 0
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
+    printed, page = capsys.readouterr(), (tmp_path / "page.html").read_text()
+    assert "| S-p | 1 | diverged |" in printed.out
+    assert '<td class="number">diverged</td>' in page
+    assert "2.5000" in page
+    assert "damaged" not in page + printed.err
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "left", "used"),
+    [
+        ("cpu", "0,1", "", "cpu"),
+        ("cuda", None, "0", "cuda"),
+        ("cuda:1", None, "1", "cuda"),
+        ("cuda:1", "GPU-a,GPU-b", "GPU-b", "cuda"),
+        ("cuda", "2,3", "2", "cuda"),
+        ("mps", None, None, "mps"),
+    ],
+)
+def test_a_cell_sees_no_gpu_but_its_own(tmp_path, monkeypatch, device, visible, left, used):
+    """Trainer would use the first GPU whatever the device, and all of them where several are visible."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    seen = []
+
+    def train(recipe, run, **options):
+        seen.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return tmp_path / "final"
+
+    monkeypatch.setattr(lm, "train", train)
+    monkeypatch.setattr(lm, "read_run", lambda *_: {})
+    monkeypatch.setattr(lm, "_scores", lambda model, device: seen.append(device))
+    (tmp_path / "final").mkdir()
+    lm.work(lm_cell(SIZES["smoke"], "S-p", 1), device, print, folder=tmp_path, evaluate=True)
+    assert seen == [left, used]
