@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from hypermlp.commands.shared import WORKERS, Args, Argument, choices, chosen_workers, command
 from hypermlp.files import write_text
@@ -13,15 +14,19 @@ from hypermlp.mad.tasks import TASKS
 from hypermlp.mad.training import run_cell
 from hypermlp.reporting.records import write_record
 from hypermlp.study import report, scale, scale_report
-from hypermlp.study.figures import write_curves
+from hypermlp.study.figures import write_curves, write_scaling
 from hypermlp.study.lm import run_lm, tune_and_run
 from hypermlp.study.protocol import SIZES, TUNING_ROWS, find_rows, find_size, tuning_cells
-from hypermlp.study.summary import read_study, summary
+from hypermlp.study.reading import read_study
 from hypermlp.study.tables import losses_table
 from hypermlp.study.tuning import tuning_table
 
 COLUMNS = ("lm", "mad")
-POINTS = [point.name for point in scale.PLANS["full"]]
+
+RECORDED = (
+    Argument("folder", help="folder of the records that `hypermlp study run` wrote"),
+    Argument("--size", help="size to report (default: the one with the most of the recorded cells)"),
+)
 
 
 def common_options(folder: str) -> tuple[Argument, ...]:
@@ -88,7 +93,7 @@ def tune_command(args: Args) -> None:
 
 
 @command(
-    Argument("folder", help="folder of the records that `hypermlp study run` wrote"),
+    *RECORDED,
     Argument(
         "--against", metavar="FOLDER", help="compare with these records, such as docs/results/study-mini"
     ),
@@ -100,26 +105,32 @@ def tune_command(args: Args) -> None:
     ),
 )
 def report_command(args: Args) -> None:
-    study = read_study(Path(args.folder))
+    study = read_study(Path(args.folder), find_size(args.size) if args.size else None)
     comparison = report.compare(study, read_study(Path(args.against))) if args.against else None
     folder = Path(args.out or args.folder)
-    write_text(folder / "index.html", report.page(study, args.title, comparison))
-    write_text(folder / "table.md", report.markdown(study))
-    write_record(folder / "summary.json", summary(study))
-    print(report.markdown(study))
+    page, markdown = report.page(study, args.title, comparison), report.markdown(study)
+    _write(folder, page, markdown, report.summary(study))
     if comparison:
         print(f"compared with {args.against}: {comparison}")
     print(f"wrote {folder / 'index.html'}, table.md and summary.json")
 
 
+def _write(folder: Path, page: str, markdown: str, summary: dict[str, Any]) -> None:
+    """Write the three files of a report, and print its tables."""
+    write_text(folder / "index.html", page)
+    write_text(folder / "table.md", markdown)
+    write_record(folder / "summary.json", summary)
+    print(markdown)
+
+
 @command(
-    Argument("folder", help="folder of the records that `hypermlp study run` wrote"),
+    *RECORDED,
     Argument(
         "--out", metavar="PATH", help="path without its ending (default: curves in the records' folder)"
     ),
 )
 def figure_command(args: Args) -> None:
-    study = read_study(Path(args.folder))
+    study = read_study(Path(args.folder), find_size(args.size) if args.size else None)
     for path in write_curves(study, Path(args.out or f"{args.folder}/curves")):
         print(f"wrote {path}")
 
@@ -130,7 +141,7 @@ def figure_command(args: Args) -> None:
         "--points",
         nargs="+",
         default=[],
-        help=f"sizes: {', '.join(POINTS)} (default: those whose rates are tuned)",
+        help=f"sizes: {', '.join(scale.PLANS['full'])} (default: those whose rates are tuned)",
     ),
     Argument("--out", default="runs/scale", metavar="FOLDER", help="default: runs/scale"),
     Argument(
@@ -148,9 +159,7 @@ def scale_command(args: Args) -> None:
         for outcome in scale.run_scale(points, folder, headline, chosen_workers(args)):
             outcome.raise_if_failed()
     found = scale.read_scale(points, folder, headline)
-    write_text(folder / "index.html", scale_report.page(found, points, "HyperMLP: loss against size"))
-    write_text(folder / "table.md", scale_report.markdown(found, points))
-    write_record(folder / "summary.json", scale_report.summary(found))
-    figures = list(scale_report.write_figure(found, folder / "scaling"))
-    print(scale_report.markdown(found, points))
+    page = scale_report.page(found, points, "HyperMLP: loss against size")
+    figures = list(write_scaling(found, folder / "scaling"))
+    _write(folder, page, scale_report.markdown(found, points), scale_report.summary(found))
     print(f"wrote {', '.join(map(str, figures))}, index.html, table.md and summary.json")

@@ -69,6 +69,12 @@ def record_path(folder: Path, cell: Cell) -> Path:
 
 def recorded(folder: Path, cell: Cell) -> dict[str, Any] | None:
     """Return the recorded result of a cell; None if ``folder`` has no record of exactly this cell."""
+    record = cell_record(folder, cell)
+    return None if record is None else record["results"]
+
+
+def cell_record(folder: Path, cell: Cell) -> dict[str, Any] | None:
+    """Return the record of a cell; None if ``folder`` has no record of exactly this cell."""
     path = record_path(folder, cell)
     if not path.is_file():
         return None
@@ -77,7 +83,7 @@ def recorded(folder: Path, cell: Cell) -> dict[str, Any] | None:
     except ValueError as error:
         raise UserError(f"{error}; remove the file to run this cell again") from error
     wanted = json.loads(json.dumps(cell.identity(dataclasses.asdict(cell))))
-    return record["results"] if cell.identity(record["settings"]) == wanted else None
+    return record if cell.identity(record["settings"]) == wanted else None
 
 
 def finite_fields(values: Any) -> dict[str, float | None]:

@@ -44,14 +44,15 @@ class Scores:
         """Return the accuracy on a task, or the mean for AVERAGE; None if it is missing."""
         return self.average(mixer) if column == AVERAGE else self.scores.get(mixer, {}).get(column)
 
-    def cell(self, mixer: str, column: str, published_as: str | None = None) -> str:
+    def cell(self, mixer: str, column: str, published_as: str | None = None, missing: str = "") -> str:
         """Return the score in percent, with the published value in brackets if there is one.
 
-        ``column`` is a task or AVERAGE. ``published_as`` is the published name of the mixer if it differs.
+        ``column`` is a task or AVERAGE. ``published_as`` is the published name of the mixer if it differs;
+        ``missing`` stands for a score that there is not.
         """
         ours = self.score(mixer, column)
         published = published_value(published_as or mixer, column)
-        shown = "" if ours is None else f"{100 * ours:.1f}"
+        shown = missing if ours is None else f"{100 * ours:.1f}"
         return shown if published is None else f"{shown} ({published:.1f})".strip()
 
     def table(self) -> Table:

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from hypermlp.reporting.table import Table
-from hypermlp.study.intervals import Interval, paired_effects
+from hypermlp.study.intervals import Interval, paired, paired_effects
 
 MARGIN = 0.05  # two rows are equally good if their losses differ by less, in nats
 
@@ -100,7 +100,8 @@ class Verdict:
 def judge(losses: dict[str, dict[int, float]]) -> list[Verdict]:
     """Judge every claim by ``losses[row][seed]``. Pairs of rows without a common seed are missing."""
     pairs = [pair for claim in CLAIMS for pair in claim.pairs]
-    found = dict(zip(pairs, paired_effects([_differences(losses, *pair) for pair in pairs]), strict=True))
+    differences = [paired(losses.get(worse, {}), losses.get(better, {})) for worse, better in pairs]
+    found = dict(zip(pairs, paired_effects(differences), strict=True))
     return [_judged(claim, {pair: found[pair] for pair in claim.pairs}) for claim in CLAIMS]
 
 
@@ -128,11 +129,6 @@ def _together(verdicts: set[str], complete: bool) -> str:
 def pair_name(pair: tuple[str, str]) -> str:
     """Return a pair of rows as text."""
     return f"{pair[0]} → {pair[1]}"
-
-
-def _differences(losses: dict[str, dict[int, float]], worse: str, better: str) -> list[float]:
-    one, other = losses.get(worse, {}), losses.get(better, {})
-    return [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
 
 
 def verdict_on(effect: Interval, margin: float = 0.0) -> str:

@@ -1,20 +1,20 @@
-"""Figures of a study as PNG and SVG, for documents."""
+"""Figures of studies as PNG and SVG, for documents."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from hypermlp.errors import UserError
 from hypermlp.reporting.figures import new_figure, save
+from hypermlp.reporting.page import COLOURS
+from hypermlp.study.intervals import Interval, mean_interval
 from hypermlp.study.protocol import HEADLINE_ROWS
-from hypermlp.study.summary import Study
-
-COLOURS = 8
-NAMES = {"G-cg-q-12o": "HyperGLU (G-cg-q-12o)", "R-cg-q-12o": "HyperMLP (R-cg-q-12o)"}
-
-
-def row_name(label: str) -> str:
-    """Return the name of a row in a figure."""
-    return NAMES.get(label, label)
+from hypermlp.study.reading import Study
+from hypermlp.study.scale import Measured
+from hypermlp.study.scale_report import AXES, by_row, lines
+from hypermlp.study.tables import row_name
 
 
 def write_curves(study: Study, path: Path) -> Iterator[Path]:
@@ -49,3 +49,35 @@ def write_curves(study: Study, path: Path) -> Iterator[Path]:
         framealpha=0.9, edgecolor="none", fontsize=7, title="bands: lowest to highest seed", title_fontsize=7
     )
     yield from save(figure, path.parent, path.name)
+
+
+def write_scaling(found: Measured, path: Path) -> Iterator[Path]:
+    """Draw loss against parameters and against training FLOPs; yield the paths of the figure.
+
+    Dots are means over seeds with their 95 % intervals; lines are fitted, with the interval of the mean.
+    """
+    figure = new_figure(7.2, 3.2)
+    for axes, (axis, name) in zip(figure.subplots(1, 2, sharey=True), AXES.items(), strict=True):
+        fits = lines(found, axis)
+        for index, (label, rows) in enumerate(by_row(found).items()):
+            colour, xs = f"C{index}", [getattr(row, axis) for row in rows]
+            halves = [_half(mean_interval(row.losses.values())) for row in rows]
+            losses = [row.loss for row in rows]
+            axes.errorbar(xs, losses, halves, fmt="o", color=colour, markersize=4, capsize=2)
+            if label in fits:
+                grid = np.geomspace(min(xs), max(xs), 40)
+                means, lows, highs = zip(*(fits[label].at(x) for x in grid), strict=True)
+                axes.plot(grid, means, color=colour, linewidth=1.1, label=row_name(label))
+                axes.fill_between(grid, lows, highs, color=colour, alpha=0.12, linewidth=0)
+        axes.set(xscale="log", xlabel=name)
+        axes.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("validation loss")
+    if figure.axes[0].get_legend_handles_labels()[0]:
+        figure.axes[0].legend(frameon=False)
+    yield from save(figure, path.parent, path.name)
+
+
+def _half(interval: Interval | None) -> float:
+    """Return half the width of an interval; 0 for an infinite one, as of a single seed."""
+    width = 0.0 if interval is None else interval.high - interval.value
+    return width if math.isfinite(width) else 0.0

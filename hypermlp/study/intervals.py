@@ -1,7 +1,7 @@
 """Intervals for few seeds, and rank correlation."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +50,16 @@ def paired_effects(differences: list[list[float]]) -> list[Interval | None]:
         _centred(float(np.mean(pair)), spread / math.sqrt(len(pair))) if pair else None
         for pair in differences
     ]
+
+
+def paired(first: Mapping[int, float], second: Mapping[int, float]) -> list[float]:
+    """Return ``first - second`` for the seeds that both have."""
+    return [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())]
+
+
+def mean_interval(values: Iterable[float]) -> Interval | None:
+    """Return the mean of the values with its interval from Student's t; None without values."""
+    return paired_effects([list(values)])[0]
 
 
 def _centred(mean: float, half: float) -> Interval:

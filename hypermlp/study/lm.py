@@ -21,7 +21,6 @@ from hypermlp.jobs.cells import Outcome, print_status, record_path, run_with_pro
 from hypermlp.jobs.workers import Progress, Workers
 from hypermlp.models import HyperMLPConfig
 from hypermlp.reporting.sources import METRICS, read_metrics
-from hypermlp.study.claims import CLAIMED
 from hypermlp.study.protocol import LmCell, Size, lm_cells
 from hypermlp.study.tuning import tuned_rates
 from hypermlp.train.data import prepare
@@ -174,4 +173,4 @@ def tune_and_run(size: Size, rows: list[str], folder: Path, workers: Workers) ->
     rates = tuned_rates(size, rows, train_cells)
     if rates:
         print_status("learning rates: " + ", ".join(f"{row} {rate:g}" for row, rate in rates.items()))
-    return run_lm(list(lm_cells(size, rows, CLAIMED, rates)), folder, workers, evaluate=size.evaluate)
+    return run_lm(list(lm_cells(size, rows, rates)), folder, workers, evaluate=size.evaluate)

@@ -1,5 +1,9 @@
-"""The study as data: its rows, its sizes, and the cells that train a row."""
+"""The study as data: its rows, its sizes, and the cells that train a row.
 
+A row is a name with the changes of the recipe that it stands for (``row_changes``).
+"""
+
+import functools
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
@@ -9,7 +13,8 @@ from hypermlp.jobs.cells import Cell
 from hypermlp.label import PAPER_ROWS, PROBABLE_READING
 from hypermlp.layers.canon import PLACES
 from hypermlp.layers.registry import BASELINES, mixer_name
-from hypermlp.train.recipe import essential, load_recipe
+from hypermlp.study.claims import CLAIMED
+from hypermlp.train.recipe import Recipe, essential, load_recipe
 from hypermlp.validation import find_option
 
 ROWS = [*PAPER_ROWS, *PROBABLE_READING.values()]
@@ -28,8 +33,8 @@ FACTORIAL_ROWS = tuple(
 NARROW_ROWS = tuple(  # the paper's row with everything, at its width of QK, and with Canon layers
     row for base in "SRG" for row in (f"{base}-pcg-q-12o", f"{base}-pg-q-12o{CANON}")
 )
-OWN_KEYS = {"mixer", "canon", "seed"}  # keys of a recipe in which the cells of one study differ
-RATE_KEYS = {"learning_rate", "min_learning_rate"}  # and, in a tuned study, these
+OWN_KEYS = {"mixer", "canon", "seed"}  # keys of a recipe in which the cells of one size differ
+RATE_KEYS = {"learning_rate", "min_learning_rate"}  # and, at a size that tunes them, these
 LOSSES = {
     "validation": "the loss of held-out documents after the last step",
     "train": "the loss on training documents, the mean of the last five evaluations, as in the paper",
@@ -76,10 +81,25 @@ class Size:
         """Return the learning rates to choose from for a row."""
         return self.softmax_rates if row.startswith("S") and self.softmax_rates else self.rates
 
-    def reported_seeds(self, row: str, claimed: set[str]) -> tuple[int, ...]:
-        """Return the seeds that a row reports; ``claimed`` are the rows that claims use."""
-        seeds = self.seeds + (self.claimed_seeds if row in claimed else ())
+    def reported_seeds(self, row: str) -> tuple[int, ...]:
+        """Return the seeds that a row reports."""
+        seeds = self.seeds + (self.claimed_seeds if row in CLAIMED else ())
         return seeds[: dict(self.fewer_seeds).get(row)]
+
+    @functools.cached_property
+    def settings(self) -> dict[str, Any]:
+        """What the settings of all cells have in common."""
+        return self.shared(asdict(lm_cell(self, self.rows[0], self.tuning_seed)))
+
+    def shared(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings of a cell without those in which the cells of this size differ."""
+        recipe, own = essential(settings["recipe"]), OWN_KEYS | (RATE_KEYS if self.rates else set())
+        sections = ("model", "data", "training")
+        common = {
+            section: {key: value for key, value in recipe[section].items() if key not in own}
+            for section in sections
+        }
+        return common | {"loss": settings["loss"]}
 
 
 # Where a row's rate was not tuned; the recipe has rates by mixer.
@@ -218,56 +238,32 @@ def row_name(name: str) -> str:
     return base + CANON if name.endswith(CANON) else base
 
 
-def lm_cell(size: Size, mixer: str, seed: int, rate: float | None = None) -> LmCell:
+def row_changes(row: str) -> list[str]:
+    """Return the overrides ``section.key=value`` of the recipe that a row stands for."""
+    canon = [f"model.canon={''.join(PLACES)}"] if row.endswith(CANON) else []
+    return [f"model.mixer={row.removesuffix(CANON)}", *canon]
+
+
+@functools.cache
+def _row_recipe(name: str, changes: tuple[str, ...], row: str) -> Recipe:
+    own = (*row_changes(row), f"name=study {row}", "training.report_to=[]", "training.keep=1")
+    return load_recipe(name, [*changes, *own])
+
+
+def lm_cell(size: Size, row: str, seed: int, rate: float | None = None) -> LmCell:
     """Return one training of a row. ``rate`` replaces the recipe's learning rate; it decays to a tenth."""
-    changes = [
-        *size.changes,
-        f"model.mixer={mixer.removesuffix(CANON)}",
-        *([f"model.canon={''.join(PLACES)}"] if mixer.endswith(CANON) else []),
-        f"name=study {mixer}",
-        f"training.seed={seed}",
-        "training.report_to=[]",
-        "training.keep=1",
-    ]
+    recipe = _row_recipe(size.recipe, size.changes, row)
+    training = replace(recipe.training, seed=seed)
     if rate is not None:
-        changes += [f"training.learning_rate={rate}", f"training.min_learning_rate={rate / 10}"]
-    return LmCell(mixer=mixer, recipe=load_recipe(size.recipe, changes).to_dict(), loss=size.loss)
+        training = replace(training, learning_rate=rate, min_learning_rate=rate / 10)
+    return LmCell(mixer=row, recipe=replace(recipe, training=training).to_dict(), loss=size.loss)
 
 
-def shared_settings(settings: dict[str, Any], tuned: bool) -> dict[str, Any]:
-    """Return what all cells of one study have in common, from the settings of one of their records.
-
-    Cells differ in the mixer and the seed, and in a ``tuned`` study also in the learning rate.
-    """
-    identity, own = essential(settings["recipe"]), OWN_KEYS | RATE_KEYS if tuned else OWN_KEYS
-    recipe = {
-        section: {key: value for key, value in identity[section].items() if key not in own}
-        for section in ("model", "data", "training")
-    }
-    return recipe | {"loss": settings["loss"]}
-
-
-def size_of(settings: dict[str, Any], rows: set[str]) -> Size | None:
-    """Return the size that a record with these settings belongs to; None if it belongs to none.
-
-    Of several sizes with the same settings, take one that has all ``rows``, if there is one.
-    """
-    shared = shared_settings(settings, tuned=True)
-    matching = [
-        size
-        for size in SIZES.values()
-        if shared_settings(asdict(lm_cell(size, size.rows[0], size.tuning_seed)), tuned=True) == shared
-    ]
-    return next((size for size in matching if rows <= set(size.rows)), matching[0] if matching else None)
-
-
-def lm_cells(
-    size: Size, rows: list[str], claimed: set[str], rates: dict[str, float] | None = None
-) -> Iterator[LmCell]:
+def lm_cells(size: Size, rows: list[str], rates: dict[str, float] | None = None) -> Iterator[LmCell]:
     """Yield the reported trainings, seed by seed. Rows that ``rates`` lacks have the recipe's rate."""
     for seed in (*size.seeds, *size.claimed_seeds):
         for row in rows:
-            if seed in size.reported_seeds(row, claimed):
+            if seed in size.reported_seeds(row):
                 yield lm_cell(size, row, seed, (rates or {}).get(row))
 
 

@@ -1,9 +1,8 @@
-"""Reports of the scaling study: tables, fitted lines, a page and a figure."""
+"""Reports of the size study: tables, fitted lines, and a page."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -11,16 +10,20 @@ import numpy as np
 
 from hypermlp.jobs.cells import finite_fields
 from hypermlp.reporting.charts import Series, line_chart
-from hypermlp.reporting.figures import new_figure, save
-from hypermlp.reporting.page import render
+from hypermlp.reporting.page import Figure, Section, report_markdown, report_page
 from hypermlp.reporting.table import Table
-from hypermlp.study.figures import row_name
-from hypermlp.study.intervals import Interval, paired_effects, show_interval, t975
-from hypermlp.study.scale import Measured, Point, extrapolated_rate
+from hypermlp.study.intervals import Interval, mean_interval, paired, show_interval, t975
+from hypermlp.study.reading import Row
+from hypermlp.study.scale import Measured, Points, extrapolated_rate
+from hypermlp.study.tables import MISSING, row_name
 
-TEMPLATE = Path(__file__).parent / "scale.html"
 AXES = {"parameters": "parameters", "training_flops": "training FLOPs"}
 REFERENCE = "G-cg-q-12o"
+ABOUT = (
+    "Loss against size for a few mixers. All models of one size have the same number of parameters, by the "
+    "width of the MLP, and see the same tokens in the same order; the number of tokens grows with the "
+    "parameters. FLOPs are those of the whole training and count only pairs of positions that see each other."
+)
 
 
 @dataclass(frozen=True)
@@ -58,202 +61,152 @@ def fitted(values: Sequence[tuple[float, float]]) -> Line | None:
     return Line(offset, Interval(slope, slope - half, slope + half), deviation, tuple(xs))
 
 
-def lines(found: list[Measured], axis: str) -> dict[str, Line]:
-    """Return the fitted line of each row's losses, one value for each seed, against an axis of AXES."""
-    rows = dict.fromkeys(each.row for each in found)
-    fits = {
-        row: fitted(
-            [
-                (getattr(each, axis), loss)
-                for each in found
-                if each.row == row
-                for loss in each.losses.values()
-            ]
-        )
-        for row in rows
+def by_row(found: Measured) -> dict[str, list[Row]]:
+    """Return the models of each row at all sizes at which it has a loss, the smallest first."""
+    labels = dict.fromkeys(label for rows in found.values() for label, row in rows.items() if row.losses)
+    return {
+        label: [rows[label] for rows in found.values() if label in rows and rows[label].losses]
+        for label in labels
     }
-    return {row: line for row, line in fits.items() if line is not None}
 
 
-def _differences(found: list[Measured], each: Measured) -> list[float]:
+def lines(found: Measured, axis: str) -> dict[str, Line]:
+    """Return the fitted line of each row's losses, one value for each seed, against an axis of AXES."""
+    values = {
+        label: [(getattr(row, axis), loss) for row in rows for loss in row.losses.values()]
+        for label, rows in by_row(found).items()
+    }
+    return {label: line for label, points in values.items() if (line := fitted(points)) is not None}
+
+
+def _differences(found: Measured, name: str, label: str) -> list[float]:
     """Return the losses of a row minus those of the reference row at the same size, seed by seed."""
-    base = next((other.losses for other in found if other.point == each.point and other.row == REFERENCE), {})
-    return [loss - base[seed] for seed, loss in each.losses.items() if seed in base]
+    rows = found[name]
+    return paired(rows[label].losses, rows[REFERENCE].losses) if REFERENCE in rows else []
 
 
-def points_table(found: list[Measured], points: list[Point]) -> Table:
+def points_table(found: Measured, points: Points) -> Table:
     """Return a line for each row and size; what is not recorded is shown as missing."""
-    known = {(each.point.name, each.row): each for each in found}
     result = []
-    for point in points:
-        for row in point.size.rows:
-            each = known.get((point.name, row))
-            line = [row, point.name, "missing" if each is None or each.rate is None else f"{each.rate:g}"]
-            if each is None or not each.losses:
-                result.append(line + ["missing"] * 5)
+    for name, rows in found.items():
+        for label, row in rows.items():
+            line = [label, name, MISSING if row.rate is None else f"{row.rate:g}"]
+            if not row.losses:
+                result.append(line + [MISSING] * 5)
                 continue
-            (mean,), (gap,) = (
-                paired_effects([list(each.losses.values())]),
-                paired_effects([_differences(found, each)]),
-            )
-            seeds = f"{len(each.losses)} of {len(point.size.seeds)}"
-            costs = [f"{each.parameters:,}", f"{each.training_flops:.3g}"]
-            difference = "reference" if row == REFERENCE else show_interval(gap, "+")
-            result.append([*line, *costs, seeds, show_interval(mean), difference])
-    titles = [
-        "row",
-        "size",
-        "learning rate",
-        "parameters",
-        "training FLOPs",
-        "seeds",
-        "loss",
-        f"loss minus {REFERENCE}",
-    ]
-    return Table(titles, result)
+            gap = show_interval(mean_interval(_differences(found, name, label)), "+")
+            line += [f"{row.parameters:,}", f"{row.training_flops:.3g}"]
+            line += [f"{len(row.losses)} of {len(points[name].seeds)}"]
+            line += [show_interval(mean_interval(row.losses.values()))]
+            result.append([*line, "reference" if label == REFERENCE else gap])
+    titles = ["row", "size", "learning rate", "parameters", "training FLOPs", "seeds", "loss"]
+    return Table([*titles, f"loss minus {REFERENCE}"], result)
 
 
-def fits_table(found: list[Measured]) -> Table:
+def fits_table(found: Measured) -> Table:
     """Return the slopes of the fitted lines, and of the difference from the reference row."""
-    rows = list(dict.fromkeys(each.row for each in found))
-    slopes = {axis: lines(found, axis) for axis in AXES}
+    slopes = [lines(found, axis) for axis in AXES]
+
+    def slope(line: Line | None) -> str:
+        return show_interval(line.slope if line else None, "+")
+
     result = []
-    for row in rows:
+    for label in by_row(found):
         gaps = [
-            (each.parameters, gap) for each in found if each.row == row for gap in _differences(found, each)
+            (rows[label].parameters, gap)
+            for name, rows in found.items()
+            if rows[label].losses
+            for gap in _differences(found, name, label)
         ]
-        gap_line = None if row == REFERENCE else fitted(gaps)
-        shown = [
-            show_interval(slopes[axis][row].slope if row in slopes[axis] else None, "+") for axis in AXES
-        ]
-        last = "reference" if row == REFERENCE else show_interval(gap_line.slope if gap_line else None, "+")
-        result.append([row, *shown, last])
+        last = "reference" if label == REFERENCE else slope(fitted(gaps))
+        result.append([label, *(slope(fits.get(label)) for fits in slopes), last])
     per = "loss per tenfold"
-    titles = [
-        "row",
-        *(f"{per} {name}" for name in AXES.values()),
-        f"loss minus {REFERENCE} per tenfold parameters",
-    ]
-    return Table(titles, result)
+    titles = [f"{per} {name}" for name in AXES.values()]
+    return Table(["row", *titles, f"loss minus {REFERENCE} per tenfold parameters"], result)
 
 
-def rates_table(found: list[Measured]) -> Table:
+def rates_table(found: Measured, points: Points) -> Table:
     """Return the rate of each row and size, and the rate that smaller sizes extrapolate to."""
     result = []
-    for each in found:
-        predicted = extrapolated_rate(found, each.row, each.point)
-        cost = "missing"
-        if predicted in each.tuning and each.rate in each.tuning:
-            cost = f"{each.tuning[predicted] - each.tuning[each.rate]:+.3f}"
-        elif predicted is None:
-            cost = ""
-        rate = "missing" if each.rate is None else f"{each.rate:g}"
-        kind = "tuned" if each.point.tuned else "extrapolated"
-        shown = "" if predicted is None else f"{predicted:g}"
-        result.append([each.row, each.point.name, rate, kind, shown, cost])
+    for name, rows in found.items():
+        for label, row in rows.items():
+            if not row.records:
+                continue
+            predicted, tuning = extrapolated_rate(points, found, label, name), row.tuning
+            cost = "" if predicted is None else MISSING
+            if predicted in tuning and row.rate in tuning:
+                cost = f"{tuning[predicted] - tuning[row.rate]:+.3f}"
+            shown = "" if predicted is None else f"{predicted:g}"
+            rate = MISSING if row.rate is None else f"{row.rate:g}"
+            result.append([label, name, rate, "tuned" if points[name].rates else "extrapolated", shown, cost])
     titles = ["row", "size", "learning rate", "how", "extrapolated", "loss lost by it on the tuning seed"]
     return Table(titles, result, left=frozenset(["how"]))
 
 
-def markdown(found: list[Measured], points: list[Point]) -> str:
+def _sections(found: Measured, points: Points) -> list[Section]:
+    return [
+        Section(
+            "All points",
+            f"Means over the seeds, and differences from {REFERENCE} paired by seed, with 95 % intervals "
+            f"(Student's t). A positive difference means that {REFERENCE} is better.",
+            table=points_table(found, points),
+        ),
+        Section(
+            "Fitted lines",
+            "Loss = a + b log10(x), by least squares over all seeds; b with its 95 % interval. The last "
+            f"column is the slope of the difference: negative if the lead of {REFERENCE} shrinks with size.",
+            table=fits_table(found),
+        ),
+        Section(
+            "Learning rates",
+            "The rate of each size, and the rate that the smaller tuned sizes extrapolate to, where there "
+            "are two of them.",
+            table=rates_table(found, points),
+        ),
+    ]
+
+
+def markdown(found: Measured, points: Points) -> str:
     """Return the report in Markdown."""
-    tables = (points_table(found, points), fits_table(found), rates_table(found))
-    return "\n\n".join(table.markdown() for table in tables) + "\n"
+    return report_markdown(_sections(found, points))
 
 
-def summary(found: list[Measured]) -> dict[str, Any]:
+def page(found: Measured, points: Points, title: str) -> str:
+    """Return the report as a web page."""
+    charts = [_chart(found, axis) for axis in AXES] if by_row(found) else []
+    return report_page(title, [*charts, *_sections(found, points)], ABOUT)
+
+
+def _chart(found: Measured, axis: str) -> Section:
+    series, colours = [], {}
+    for index, (label, rows) in enumerate(by_row(found).items()):
+        colours[row_name(label)] = f"c{index}"
+        places = sorted((getattr(row, axis), row.loss) for row in rows)
+        tip = "\n".join([row_name(label), *(f"{x:.3g}: {loss:.3f}" for x, loss in places)])
+        series.append(Series([(math.log10(x), loss) for x, loss in places], f"c{index}", tip))
+    chart = line_chart(series, x=f"log10 of the {AXES[axis]}", y="validation loss")
+    caption = "Means over the seeds. Point at a curve for details."
+    return Section(f"Loss against {AXES[axis]}", figures=[Figure(chart, caption, colours)])
+
+
+def summary(found: Measured) -> dict[str, Any]:
     """Return the content of summary.json."""
     return {
         "points": [
             {
-                "size": each.point.name,
-                "row": each.row,
-                "learning_rate": each.rate,
-                "parameters": each.parameters,
-                "training_flops": each.training_flops,
-                "losses": each.losses,
+                "size": name,
+                "row": label,
+                "learning_rate": row.rate,
+                "parameters": row.parameters,
+                "training_flops": row.training_flops,
+                "losses": row.losses,
             }
-            for each in found
-            if each.losses
+            for name, rows in found.items()
+            for label, row in rows.items()
+            if row.losses
         ],
         "slopes": {
             axis: {row: finite_fields(line.slope) for row, line in lines(found, axis).items()}
             for axis in AXES
         },
     }
-
-
-def page(found: list[Measured], points: list[Point], title: str) -> str:
-    """Return the report as a web page."""
-    rows = list(dict.fromkeys(each.row for each in found))
-    colours = {row: f"c{index}" for index, row in enumerate(rows)}
-    charts = {name: _chart(found, axis, colours) for axis, name in AXES.items()}
-    return render(
-        TEMPLATE,
-        title=title,
-        colours={row_name(row): colour for row, colour in colours.items()},
-        charts={name: chart for name, chart in charts.items() if chart},
-        points=points_table(found, points),
-        fits=fits_table(found),
-        rates=rates_table(found),
-        reference=REFERENCE,
-    )
-
-
-def _chart(found: list[Measured], axis: str, colours: dict[str, str]) -> str | None:
-    series = []
-    for row, colour in colours.items():
-        own = sorted(
-            (getattr(each, axis), fmean(each.losses.values()))
-            for each in found
-            if each.row == row and each.losses
-        )
-        tip = "\n".join([row_name(row), *(f"{x:.3g}: {loss:.3f}" for x, loss in own)])
-        series += [Series([(math.log10(x), loss) for x, loss in own], colour, tip)] if own else []
-    return line_chart(series, x=f"log10 of the {AXES[axis]}", y="validation loss") if series else None
-
-
-def write_figure(found: list[Measured], path: Path) -> Iterator[Path]:
-    """Draw loss against parameters and against training FLOPs; yield the paths of the figure.
-
-    Dots are means over seeds with their 95 % intervals; lines are fitted, with the interval of the mean.
-    """
-    figure = new_figure(7.2, 3.2)
-    for axes, (axis, name) in zip(figure.subplots(1, 2, sharey=True), AXES.items(), strict=True):
-        fits = lines(found, axis)
-        for index, row in enumerate(dict.fromkeys(each.row for each in found)):
-            own = [each for each in found if each.row == row and each.losses]
-            if not own:
-                continue
-            xs = [getattr(each, axis) for each in own]
-            effects = [
-                effect for each in own for effect in paired_effects([list(each.losses.values())]) if effect
-            ]
-            halves = [effect.high - effect.value if math.isfinite(effect.high) else 0.0 for effect in effects]
-            axes.errorbar(
-                xs,
-                [effect.value for effect in effects],
-                halves,
-                fmt="o",
-                color=f"C{index}",
-                markersize=4,
-                capsize=2,
-            )
-            if row in fits:
-                grid = np.geomspace(min(xs), max(xs), 40)
-                drawn = [fits[row].at(x) for x in grid]
-                axes.plot(
-                    grid,
-                    [each.value for each in drawn],
-                    color=f"C{index}",
-                    linewidth=1.1,
-                    label=row_name(row),
-                )
-                lows, highs = [each.low for each in drawn], [each.high for each in drawn]
-                axes.fill_between(grid, lows, highs, color=f"C{index}", alpha=0.12, linewidth=0)
-        axes.set(xscale="log", xlabel=name)
-        axes.grid(alpha=0.3)
-    figure.axes[0].set_ylabel("validation loss")
-    if figure.axes[0].get_legend_handles_labels()[0]:
-        figure.axes[0].legend(frameon=False)
-    yield from save(figure, path.parent, path.name)

@@ -1,16 +1,18 @@
 """Tables of a study. A value that the study should have and that no record gives is shown as missing."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from statistics import fmean
 from typing import Any
 
-from hypermlp.label import PAPER_ROWS, PaperRow
-from hypermlp.mad.report import AVERAGE, published_value
+from hypermlp.label import PAPER_ROWS
+from hypermlp.mad.report import AVERAGE
 from hypermlp.mad.tasks import TASKS
 from hypermlp.paper.variants import LOSS_THRESHOLDS, STEPS_PER_EVALUATION
 from hypermlp.reporting.table import Columns, Table
-from hypermlp.study.intervals import show_interval
-from hypermlp.study.summary import PAPER_LABEL, Study
+from hypermlp.study.claims import Verdict, pair_name
+from hypermlp.study.intervals import Interval, mean_interval, paired, show_interval
+from hypermlp.study.reading import PAPER_LABEL, Row, Study
 from hypermlp.study.thresholds import FRACTIONS, THRESHOLD_ROW, steps_to
 from hypermlp.study.tuning import loss_of
 
@@ -24,13 +26,49 @@ SHORT = {
     AVERAGE: "MAD average",
 }
 MISSING, NOT_REACHED = "missing", "not reached"
+LOSS, PRIMARY = "loss", ("loss", "bits per byte")  # columns whose differences are shown
+EFFECTS = "effect, 95 % interval"
+# (the convolutions that both rows have, softmax attention, HyperGLU)
+EQUAL_CONVOLUTIONS = (
+    ("none", "S-p", "G-g-q-12o"),
+    ("HyperGLU's own", "S-pc", "G-cg-q-12o"),
+    ("Canon layers", "S-p+canon", "G-g-q-12o+canon"),
+)
+NAMES = {"G-cg-q-12o": "HyperGLU (G-cg-q-12o)", "R-cg-q-12o": "HyperMLP (R-cg-q-12o)"}
+Column = tuple[str, Callable[[str], str]]
+"""Title of a column, and the function that returns its cell for a label."""
+
+
+def row_name(label: str) -> str:
+    """Return the name of a row in charts and figures."""
+    return NAMES.get(label, label)
+
+
+def _table(columns: list[Column], labels: Iterable[str]) -> Table:
+    return Table([title for title, _ in columns], [[cell(label) for _, cell in columns] for label in labels])
+
+
+def _of_row(study: Study, show: Callable[[Row], str]) -> Callable[[str], str]:
+    """Return the cells of a column that rows without a loss do not have."""
+    return lambda label: show(study.rows[label]) if label in study.rows else MISSING
+
+
+def _rate(row: Row) -> str:
+    return "" if row.rate is None else f"{row.rate:g}"
+
+
+def _parameters(row: Row) -> str:
+    return f"{row.parameters:,}"
+
+
+def _seeds(row: Row) -> str:
+    return f"{len(row.losses)} ({row.diverged} diverged)" if row.diverged else f"{len(row.losses)}"
 
 
 def mad_tasks(study: Study) -> list[str]:
-    """Return the MAD tasks that the study should have, and those that any row was run on."""
-    planned = (study.size.mad_tasks or TASKS) if study.size and study.size.mad else ()
-    run = {task for scores in study.mad.scores.values() for task in scores}
-    return [task for task in SHORT if task in planned or task in run]
+    """Return the MAD tasks that the study should have."""
+    planned = (study.size.mad_tasks or TASKS) if study.size.mad else ()
+    return [task for task in SHORT if task in planned]
 
 
 def study_table(study: Study) -> Table:
@@ -38,27 +76,124 @@ def study_table(study: Study) -> Table:
 
     For the paper's rows at a size with MAD, these are all columns of the paper's Table 1.
     """
+
+    def loss(label: str) -> str:
+        ours = f"{study.rows[label].loss:.3f}" if label in study.rows else MISSING
+        paper = PAPER_ROWS.get(PAPER_LABEL.get(label, label))
+        return ours if paper is None else f"{ours} ({paper.loss:.3f})"
+
+    def score(column: str) -> Column:
+        return SHORT[column], lambda label: study.mad.cell(label, column, PAPER_LABEL.get(label), MISSING)
+
     tasks = mad_tasks(study)
-    mad_columns = [*tasks, AVERAGE] if tasks else []
-    rate = ["learning rate"] if study.tuned else []
+    columns: list[Column] = [
+        ("label", lambda label: f"{label} (for {PAPER_LABEL[label]})" if label in PAPER_LABEL else label),
+        *([("learning rate", _of_row(study, _rate))] if study.size.rates else []),
+        ("parameters", _of_row(study, _parameters)),
+        ("MFLOPs/token", _of_row(study, lambda row: f"{row.forward_flops_per_token / 1e6:.2f}")),
+        ("seeds", _of_row(study, _seeds)),
+        ("loss (paper)", loss),
+        *(_threshold_columns(study) if THRESHOLD_ROW in study.labels else []),
+        *(score(column) for column in ([*tasks, AVERAGE] if tasks else [])),
+    ]
+    return _table(columns, study.labels)
+
+
+def _threshold_columns(study: Study) -> list[Column]:
+    """Return the steps of a row to the thresholds of our study, with the paper's steps to its own."""
+
+    def count(steps: float | None) -> str:
+        return NOT_REACHED if steps is None else f"{steps:,.0f}"
+
+    def column(place: int, threshold: float | None) -> Column:
+        def cell(label: str) -> str:
+            ours, paper = MISSING, PAPER_ROWS.get(PAPER_LABEL.get(label, label))
+            if label in study.rows and threshold is not None:
+                ours = count(steps_to(study.rows[label].curve, threshold))
+            if paper is None:
+                return ours
+            evaluations = paper.evaluations_below[place]
+            published = count(None if evaluations is None else evaluations * STEPS_PER_EVALUATION)
+            return f"{ours} ({published})"
+
+        name = (
+            f"{THRESHOLD_ROW}'s loss at {FRACTIONS[place]:.0%}" if threshold is None else f"{threshold:.3f}"
+        )
+        return f"steps to {name} ({LOSS_THRESHOLDS[place]})", cell
+
+    return [column(*each) for each in enumerate(study.thresholds or [None] * len(FRACTIONS))]
+
+
+def columns_of(study: Study, label: str) -> dict[str, dict[int, float]]:
+    """Return the losses of a row and its columns of the suite ``local``, by seed; empty if it has none."""
+    row = study.rows.get(label)
+    return {} if row is None else {LOSS: row.losses, **row.scores}
+
+
+def difference(study: Study, label: str, column: str = LOSS) -> Interval | None:
+    """Return a column of a row minus that of the reference row, paired by seed, with its interval.
+
+    The interval is Student's t over the seeds of the row alone: the rows are few and have several seeds, so
+    each estimates its own variance.
+    """
+    ours, reference = (columns_of(study, each).get(column, {}) for each in (label, study.size.reference))
+    return mean_interval(paired(ours, reference))
+
+
+def contrast_table(study: Study) -> Table:
+    """Return a line for every row that the study should have, with its differences from the reference row."""
+
+    def mean(column: str) -> Column:
+        def cell(label: str) -> str:
+            return show_interval(mean_interval(columns_of(study, label).get(column, {}).values()))
+
+        return column, cell
+
+    def gap(column: str) -> Column:
+        def cell(label: str) -> str:
+            if label == study.size.reference and label in study.rows:
+                return "reference"
+            return show_interval(difference(study, label, column), "+")
+
+        return f"difference in {column}", cell
+
+    shown = dict.fromkeys(column for label in study.labels for column in columns_of(study, label)) or [LOSS]
+    columns: list[Column] = [
+        ("label", str),
+        ("learning rate", _of_row(study, _rate)),
+        ("parameters", _of_row(study, _parameters)),
+        ("seeds", _of_row(study, lambda row: str(len(row.losses)))),
+    ]
+    for column in shown:
+        columns += [mean(column), gap(column)] if column in PRIMARY else [mean(column)]
+    return _table(columns, study.labels)
+
+
+def convolution_table(study: Study) -> Table | None:
+    """Return softmax attention against HyperGLU with equal convolutions, or None without such pairs.
+
+    The losses are means over the seeds that both rows have. A study whose rows have unequal parameters, which
+    therefore has no reference row, gets no table.
+    """
+    lines = []
+    for convolutions, *labels in EQUAL_CONVOLUTIONS if study.size.reference else ():
+        softmax, ours = (columns_of(study, label).get(LOSS, {}) for label in labels)
+        common = softmax.keys() & ours.keys()
+        if not common:
+            continue
+        means = [f"{fmean(losses[seed] for seed in sorted(common)):.3f}" for losses in (softmax, ours)]
+        gap = show_interval(mean_interval(paired(softmax, ours)), "+")
+        lines.append([convolutions, labels[0], means[0], labels[1], means[1], str(len(common)), gap])
     titles = [
-        "label",
-        *rate,
-        "parameters",
-        "MFLOPs/token",
+        "convolutions of both",
+        "softmax",
+        "its loss",
+        "HyperGLU",
+        "its loss",
         "seeds",
-        "loss (paper)",
-        *_threshold_titles(study),
+        "softmax minus HyperGLU",
     ]
-    lines = [
-        [
-            *_cells(study, label),
-            *_steps(study, label),
-            *(_mad(study, label, column) for column in mad_columns),
-        ]
-        for label in study.labels
-    ]
-    return Table([*titles, *(SHORT[column] for column in mad_columns)], lines)
+    return Table(titles, lines, left=frozenset(["softmax", "HyperGLU"])) if len(lines) > 1 else None
 
 
 def losses_table(results: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> Table:
@@ -80,84 +215,40 @@ def losses_table(results: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> Ta
     return Table.of(sorted(rows, key=loss_of), columns)
 
 
-def rates_table(study: Study) -> Table:
+def rates_table(study: Study) -> Table | None:
     """Return the losses of the tuning seed by row and learning rate, the chosen rate in bold."""
-    rates = sorted({rate for losses in study.tuning.values() for rate in losses})
-    lines = []
-    for label, losses in study.tuning.items():
-        row, line = study.rows.get(label), [label]
-        for rate in rates:
-            loss = losses.get(rate)
+    rows = {label: row for label, row in study.all_rows.items() if row.tuned}
+
+    def column(rate: float) -> Column:
+        def cell(label: str) -> str:
+            loss, chosen = rows[label].tuning.get(rate), label in study.rows and rows[label].rate == rate
             shown = "" if loss is None else f"{loss:.3f}" if math.isfinite(loss) else "diverged"
-            line.append(f"**{shown}**" if row is not None and row.rate == rate else shown)
-        lines.append(line)
-    return Table(["label", *(f"at {rate:g}" for rate in rates)], lines)
+            return f"**{shown}**" if chosen else shown
+
+        return f"at {rate:g}", cell
+
+    rates = sorted({rate for row in rows.values() for rate in row.tuned})
+    return _table([("label", str), *map(column, rates)], rows) if rows else None
 
 
-def agreement_table(study: Study) -> Table:
-    """Return the rank correlations of our MAD columns with the paper's."""
+def agreement_table(study: Study) -> Table | None:
+    """Return the rank correlations of our MAD columns with the paper's, or None without scores."""
     lines = [
         [SHORT[column], f"{rows}", show_interval(interval, digits=2)]
         for column, (rows, interval) in study.mad_correlations.items()
     ]
-    return Table(["MAD column", "rows", "rank correlation with the paper"], lines)
+    return Table(["MAD column", "rows", "rank correlation with the paper"], lines) if lines else None
 
 
-def _cells(study: Study, label: str) -> list[str]:
-    """Return the first columns of a line, up to the loss."""
-    stands_for = f" (for {PAPER_LABEL[label]})" if label in PAPER_LABEL else ""
-    row, paper = study.rows.get(label), _paper_row(label)
-    published = "" if paper is None else f" ({paper.loss:.3f})"
-    if row is None:
-        return [label + stands_for, *([MISSING] if study.tuned else []), *[MISSING] * 3, MISSING + published]
-    diverged = f" ({row.diverged} diverged)" if row.diverged else ""
-    return [
-        label + stands_for,
-        *([] if row.rate is None else [f"{row.rate:g}"]),
-        f"{row.parameters:,}",
-        f"{row.forward_flops_per_token / 1e6:.2f}",
-        f"{len(row.losses)}{diverged}",
-        f"{row.loss:.3f}{published}",
-    ]
+def claims_table(study: Study) -> Table | None:
+    """Return a line for each claim, with its verdict and its effects; None if no claim can be judged."""
+    lines = [[verdict.name, verdict.verdict, _effects(verdict)] for verdict in study.verdicts]
+    return (
+        Table(["claim", "verdict", EFFECTS], lines, left=frozenset(["verdict", EFFECTS])) if lines else None
+    )
 
 
-def _paper_row(label: str) -> PaperRow | None:
-    return PAPER_ROWS.get(PAPER_LABEL.get(label, label))
-
-
-def _threshold_titles(study: Study) -> list[str]:
-    if THRESHOLD_ROW not in study.labels:
-        return []
-    losses = [f"{loss:.3f}" for loss in study.thresholds] or [
-        f"{THRESHOLD_ROW}'s loss at {fraction:.0%}" for fraction in FRACTIONS
-    ]
-    return [f"steps to {loss} ({paper})" for loss, paper in zip(losses, LOSS_THRESHOLDS, strict=True)]
-
-
-def _steps(study: Study, label: str) -> list[str]:
-    """Return the steps of a row to the thresholds of our study, with the paper's steps to its own."""
-    if THRESHOLD_ROW not in study.labels:
-        return []
-    row, paper = study.rows.get(label), _paper_row(label)
-    ours = [MISSING] * len(FRACTIONS)
-    if row is not None and study.thresholds:
-        ours = [_count(steps_to(row.curve, loss)) for loss in study.thresholds]
-    if paper is None:
-        return ours
-    published = [
-        _count(None if evaluations is None else evaluations * STEPS_PER_EVALUATION)
-        for evaluations in paper.evaluations_below
-    ]
-    return [f"{own} ({theirs})" for own, theirs in zip(ours, published, strict=True)]
-
-
-def _count(steps: float | None) -> str:
-    return NOT_REACHED if steps is None else f"{steps:,.0f}"
-
-
-def _mad(study: Study, label: str, column: str) -> str:
-    """Return a MAD score in percent. ``column`` is a task or AVERAGE."""
-    ours = study.mad.score(label, column)
-    published = published_value(PAPER_LABEL.get(label, label), column)
-    shown = MISSING if ours is None else f"{100 * ours:.1f}"
-    return shown if published is None else f"{shown} ({published:.1f})"
+def _effects(verdict: Verdict) -> str:
+    effects = [f"{each.name}: {show_interval(each.effect)}" for each in verdict.effects]
+    missing = ", ".join(map(pair_name, verdict.missing))
+    return "; ".join([*effects, f"missing: {missing}"] if missing else effects)

@@ -32,16 +32,22 @@ def untried_rates(size: Size, row: str, tried: Losses) -> list[float]:
     """Return the rates that a row must still be trained at before its rate can be chosen."""
     rates = size.rates_of(row)
     missing = [rate for rate in rates if rate not in tried]
-    if missing or not size.widen or len(tried) >= len(rates) + MOST_EXTRA_RATES:
+    if missing or not tried or not size.widen or len(tried) >= len(rates) + MOST_EXTRA_RATES:
         return missing
     beyond = beyond_edge(tried)
     return [] if beyond is None else [beyond]
 
 
+def possible_rates(size: Size, row: str) -> list[float]:
+    """Return all rates that a row of a size may have been trained at with the tuning seed."""
+    rates = size.rates_of(row)
+    beyond = [2.0**power for power in range(1, MOST_EXTRA_RATES + 1)] if rates else []
+    lower, higher = [min(rates) / factor for factor in beyond], [max(rates) * factor for factor in beyond]
+    return sorted({*lower, *rates, *higher})
+
+
 def considered(size: Size, row: str, losses: Losses) -> Losses:
     """Return the losses that ``tuned_rates`` chooses from: a folder may have records at other rates too."""
-    if not size.rates:
-        return losses
     found = {rate: losses[rate] for rate in size.rates_of(row) if rate in losses}
     while (untried := untried_rates(size, row, found)) and untried[0] in losses:
         found[untried[0]] = losses[untried[0]]

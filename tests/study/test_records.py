@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from hypermlp.jobs.cells import record_path, recorded
-from hypermlp.mad import protocol
+from hypermlp.mad import protocol as mad
 from hypermlp.mad.protocol import read_cell
 from hypermlp.reporting.records import read_record
-from hypermlp.study.protocol import SIZES, lm_cell, size_of
+from hypermlp.study import protocol
+from hypermlp.study.protocol import SIZES, lm_cell
 from hypermlp.train import recipe
 from hypermlp.train.recipe import Recipe, TrainingSettings, essential, load_recipe
 
@@ -20,16 +21,20 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 def version(request, monkeypatch):
     """This version of the package, and a later one whose recipe and whose MAD trainings have one key more."""
     if request.param == "as it is":
+        yield
         return
     training = dataclasses.make_dataclass(
         "TrainingSettings", [("ema", float, 0.0)], bases=(TrainingSettings,), kw_only=True
     )
     later = dataclasses.make_dataclass("Recipe", [("training", training)], bases=(Recipe,), kw_only=True)
     monkeypatch.setattr(recipe, "Recipe", later)
+    protocol._row_recipe.cache_clear()
     of_mad = dataclasses.make_dataclass(
-        "Training", [("ema", float, 0.0)], bases=(protocol.Training,), kw_only=True, frozen=True
+        "Training", [("ema", float, 0.0)], bases=(mad.Training,), kw_only=True, frozen=True
     )
-    monkeypatch.setattr(protocol, "Training", of_mad)
+    monkeypatch.setattr(mad, "Training", of_mad)
+    yield
+    protocol._row_recipe.cache_clear()
 
 
 @pytest.mark.usefixtures("version")
@@ -47,7 +52,7 @@ def test_every_record_is_that_of_its_cell(folder, names):
         cell = lm_cell(size, settings["mixer"], training["seed"], training["learning_rate"])
         assert record_path(RESULTS / folder, cell) == path
         assert recorded(RESULTS / folder, cell) is not None
-        assert size_of(settings, {settings["mixer"]}) == size
+        assert size.shared(settings) == size.settings
 
 
 @pytest.mark.usefixtures("version")

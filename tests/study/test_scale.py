@@ -14,33 +14,34 @@ from hypermlp.study.scale import PLANS, SCALE_ROWS, extrapolated_rate, find_poin
 from hypermlp.study.scale_report import fits_table, fitted, points_table, rates_table
 from hypermlp.train.recipe import Recipe, build
 
-SMALL, MIDDLE, LARGE, HUGE = PLANS["full"]
-BEST = {SMALL.name: 3.2e-2, MIDDLE.name: 1.6e-2, LARGE.name: 1.6e-2}
+FULL = PLANS["full"]
+SMALL, MIDDLE, LARGE, HUGE = FULL
+BEST = {SMALL: 3.2e-2, MIDDLE: 1.6e-2, LARGE: 1.6e-2}
 
 
-def recipe(point, row):
-    return build(Recipe, lm_cell(point.size, row, 2, 8e-3).recipe, "")
+def recipe(name, row):
+    return build(Recipe, lm_cell(FULL[name], row, 2, 8e-3).recipe, "")
 
 
 def test_tokens_are_in_proportion_to_parameters_and_rows_have_equal_ones():
     counts = {}
-    for point in PLANS["full"]:
-        own = [model_parameters(recipe(point, row).model_config(257)) for row in SCALE_ROWS]
-        assert max(own) / min(own) < 1.005, point.name
-        training = recipe(point, "S-p").training
-        assert 4.4 < training.steps * training.batch_tokens / own[0] < 4.9, point.name
-        counts[point.name] = own[0]
+    for name in FULL:
+        own = [model_parameters(recipe(name, row).model_config(257)) for row in SCALE_ROWS]
+        assert max(own) / min(own) < 1.005, name
+        training = recipe(name, "S-p").training
+        assert 4.4 < training.steps * training.batch_tokens / own[0] < 4.9, name
+        counts[name] = own[0]
     assert list(counts.values()) == sorted(counts.values())
     assert counts["1.06M"] == 1_061_120
 
 
-def test_the_headline_point_has_the_cells_of_the_headline_study():
-    assert lm_cell(LARGE.size, "S-p", 2, 8e-3) == lm_cell(SIZES["headline"], "S-p", 2, 8e-3)
+def test_one_size_has_the_cells_of_the_headline_study():
+    assert lm_cell(FULL[LARGE], "S-p", 2, 8e-3) == lm_cell(SIZES["headline"], "S-p", 2, 8e-3)
 
 
-def test_points_by_name():
-    assert [point.name for point in find_points("full", [])] == ["0.16M", "0.36M", "1.06M"]
-    assert find_points("full", ["2.7M"]) == [HUGE]
+def test_sizes_by_name():
+    assert list(find_points("full", [])) == ["0.16M", "0.36M", "1.06M"]
+    assert find_points("full", ["2.7M"]) == {HUGE: FULL[HUGE]}
     with pytest.raises(ValueError, match=r"unknown point '3M'; allowed: 0\.16M"):
         find_points("full", ["3M"])
 
@@ -62,44 +63,40 @@ def test_a_line():
 def made_up(tmp_path, write_lm):
     """Losses that fall by 0.3 per tenfold parameters; the lead of HyperGLU stays 0.1."""
     folder, headline = tmp_path / "scale", tmp_path / "headline"
-    for point in (SMALL, MIDDLE, LARGE):
-        place, best = headline if point.headline else folder / point.name, BEST[point.name]
-        parameters = model_parameters(recipe(point, SCALE_ROWS[0]).model_config(257))
+    for name, best in BEST.items():
+        place, size = headline if name == LARGE else folder / name, FULL[name]
+        parameters = model_parameters(recipe(name, SCALE_ROWS[0]).model_config(257))
+        costs = {"forward_flops_per_token": 2 * parameters, "tokens": 5 * parameters}
+        more = {"parameters": parameters, **costs}
         for row in SCALE_ROWS:
             loss = 3 - 0.3 * math.log10(parameters) + (0.0 if row == "G-cg-q-12o" else 0.1)
-            more = {
-                "parameters": parameters,
-                "forward_flops_per_token": 2 * parameters,
-                "tokens": 5 * parameters,
-            }
-            rates = {*point.size.rates, 2 * max(point.size.rates), best / 2}
-            for rate in rates:
+            for rate in {*size.rates, 2 * max(size.rates), best / 2}:
                 off = 0.02 * abs(math.log2(rate / best))
-                write_lm(place, lm_cell(point.size, row, 1, rate), loss + off, **more)
-            for seed in point.size.seeds:
-                write_lm(place, lm_cell(point.size, row, seed, best), loss + seed / 1000, **more)
+                write_lm(place, lm_cell(size, row, 1, rate), loss + off, **more)
+            for seed in size.seeds:
+                write_lm(place, lm_cell(size, row, seed, best), loss + seed / 1000, **more)
     return folder, headline
 
 
 def test_rates_are_extrapolated(made_up):
-    found = read_scale(list(PLANS["full"]), *made_up)
-    assert len(found) == 9
-    assert all(each.rate == BEST[each.point.name] for each in found)
+    found = read_scale(FULL, *made_up)
+    rates = {name: {row.rate for row in rows.values()} for name, rows in found.items()}
+    assert {name: rates[name] for name in BEST} == {name: {rate} for name, rate in BEST.items()}
     # A power law through the two small sizes, rounded to the grid
-    sizes = [model_parameters(recipe(point, "S-p").model_config(257)) for point in (SMALL, MIDDLE, LARGE)]
+    sizes = [model_parameters(recipe(name, "S-p").model_config(257)) for name in BEST]
     power = math.log(0.5) / math.log(sizes[1] / sizes[0])
     exact = 1.6e-2 * (sizes[2] / sizes[1]) ** power
-    predicted = extrapolated_rate(found, "S-p", LARGE)
+    predicted = extrapolated_rate(FULL, found, "S-p", LARGE)
     assert predicted == 8e-3
     assert abs(math.log2(predicted / exact)) <= 0.5
-    assert extrapolated_rate(found, "S-p", MIDDLE) is None
-    lines = {tuple(line[:2]): line for line in rates_table(found).rows}
+    assert extrapolated_rate(FULL, found, "S-p", MIDDLE) is None
+    lines = {tuple(line[:2]): line for line in rates_table(found, FULL).rows}
     assert lines["S-p", "1.06M"][2:] == ["0.016", "tuned", "0.008", "+0.020"]
 
 
 def test_the_report_fits_lines_and_shows_what_is_missing(made_up):
-    found = read_scale(list(PLANS["full"]), *made_up)
-    table = points_table(found, list(PLANS["full"]))
+    found = read_scale(FULL, *made_up)
+    table = points_table(found, FULL)
     assert len(table.rows) == 12
     assert table.rows[-1][-5:] == ["missing"] * 5
     softmax = {tuple(line[:2]): line for line in table.rows}["S-p", "0.16M"]

@@ -8,7 +8,8 @@ from hypermlp.jobs.cells import record_path
 from hypermlp.mad.protocol import GRIDS, cells
 from hypermlp.reporting.records import new_record, write_record
 from hypermlp.study.protocol import SIZES, lm_cell
-from hypermlp.study.summary import read_study, summary
+from hypermlp.study.reading import read_study
+from hypermlp.study.report import summary
 from hypermlp.study.tables import study_table
 from hypermlp.study.thresholds import mean_curve, steps_to, thresholds
 
@@ -53,7 +54,7 @@ def test_the_columns_of_table_1(made_up):
 
 
 def test_rows_that_were_not_run_are_shown_as_missing(tmp_path, write_lm):
-    write_lm(tmp_path, lm_cell(SIZES["mini"], "R-p", 2, 8e-3), 1.5)
+    write_lm(tmp_path, lm_cell(SIZES["full"], "R-p", 1337), 1.5)
     table = study_table(read_study(tmp_path))
     lines = {line[0]: line for line in table.rows}
     assert len(lines) == 35
@@ -64,7 +65,7 @@ def test_rows_that_were_not_run_are_shown_as_missing(tmp_path, write_lm):
 
 
 def test_a_task_with_some_of_its_cells_has_no_score(tmp_path, write_lm):
-    write_lm(tmp_path, lm_cell(SIZES["mini"], "R-p", 2, 8e-3), 1.5)
+    write_lm(tmp_path, lm_cell(SIZES["mini"], "R-p", 1, 8e-3), 1.5)
     both = list(cells("R-p", GRIDS["mini"], ["noisy-in-context-recall"]))
     assert len(both) == 2
     for count, cell in enumerate(both):
