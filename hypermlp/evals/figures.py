@@ -12,7 +12,7 @@ from hypermlp.errors import UserError
 from hypermlp.label import PAPER_NAMES
 from hypermlp.reporting.charts import Series, line_chart
 from hypermlp.reporting.figures import new_figure, save
-from hypermlp.reporting.results import COLOURS
+from hypermlp.reporting.page import COLOURS
 
 SHORT_NAMES = {label: name for name, label in PAPER_NAMES.items()}
 STYLES = ("-", "--", ":", "-.")
