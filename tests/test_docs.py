@@ -205,8 +205,8 @@ def test_loss_against_size():
     folder = ROOT / "docs" / "results" / "scale"
     points = scale.find_points("full", [])
     found = scale.read_scale(points, folder, ROOT / "docs" / "results" / "headline")
-    assert [len(rows) for rows in found.values()] == [3, 3, 3]
-    table = scale_report.markdown(found, points).strip()
+    assert [len(study.rows) for study in found.values()] == [3, 3, 3]
+    table = scale_report.markdown(found).strip()
     assert table == (folder / "table.md").read_text().strip()
     assert table in (ROOT / "docs" / "study.md").read_text(), "docs/study.md does not show docs/results/scale"
 

@@ -159,7 +159,7 @@ def scale_command(args: Args) -> None:
         for outcome in scale.run_scale(points, folder, headline, chosen_workers(args)):
             outcome.raise_if_failed()
     found = scale.read_scale(points, folder, headline)
-    page = scale_report.page(found, points, "HyperMLP: loss against size")
+    page = scale_report.page(found, "HyperMLP: loss against size")
     figures = list(write_scaling(found, folder / "scaling"))
-    _write(folder, page, scale_report.markdown(found, points), scale_report.summary(found))
+    _write(folder, page, scale_report.markdown(found), scale_report.summary(found))
     print(f"wrote {', '.join(map(str, figures))}, index.html, table.md and summary.json")

@@ -7,7 +7,7 @@ the pairs, with a 95 % interval from Student's t over the pairs.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean
 
 from hypermlp.label import PAPER_ROWS, Label
@@ -15,7 +15,7 @@ from hypermlp.mad.report import PUBLISHED
 from hypermlp.paper.predictions import GAIN_LEVELS, PREDICTED_GAIN
 from hypermlp.reporting.table import Table
 from hypermlp.study.claims import NOT_RUN, UNDECIDED, Effect, Verdict, verdict_on
-from hypermlp.study.intervals import Interval, paired_effects, rank_correlation
+from hypermlp.study.intervals import mean_interval, rank_correlation
 
 NAME = "Mixing helps where it is predicted to"
 STATEMENT = (
@@ -24,9 +24,13 @@ STATEMENT = (
 )
 Scores = Mapping[str, Mapping[str, float]]
 """``scores[row][task]``, between 0 and 1."""
+Pair = tuple[str, str]
+"""A row without a mix, and the same row with one."""
+Gains = dict[Pair, dict[str, float]]
+"""Differences of the accuracies by pair and task."""
 
 
-def mixing_pairs() -> list[tuple[str, str]]:
+def mixing_pairs() -> list[Pair]:
     """Return the pairs of the paper's rows that differ in nothing but a two-sided mix in lag order.
 
     No row is in two pairs, so the pairs are independent.
@@ -40,66 +44,14 @@ def mixing_pairs() -> list[tuple[str, str]]:
     return pairs
 
 
-@dataclass(frozen=True)
-class Gains:
-    """The gains of the pairs that were run on all six tasks, and their agreement with the prediction."""
-
-    by_pair: dict[tuple[str, str], dict[str, float]]
-    """(without, with) -> task -> difference of the accuracies."""
-
-    def correlations(self) -> dict[tuple[str, str], float]:
-        """Return the rank correlation of each pair's gains with the predicted levels."""
-        levels = [GAIN_LEVELS.index(level) for level in PREDICTED_GAIN.values()]
-        return {
-            pair: rank_correlation(levels, [gains[task] for task in PREDICTED_GAIN])
-            for pair, gains in self.by_pair.items()
-        }
-
-    @property
-    def effect(self) -> Interval | None:
-        """The mean rank correlation over the pairs; None without pairs."""
-        (found,) = paired_effects([list(self.correlations().values())])
-        return found
-
-    def table(self, paper: "Gains") -> Table:
-        """Return the gains in percentage points, with those of ``paper`` in brackets."""
-        pairs = list(paper.by_pair)
-        titles = ["task", "predicted gain", *(f"{plain} → {mixed}" for plain, mixed in pairs), "mean"]
-        lines = [
-            [
-                task,
-                level,
-                *(self._cell(task, [pair], paper) for pair in pairs),
-                self._cell(task, pairs, paper),
-            ]
-            for task, level in PREDICTED_GAIN.items()
-        ]
-        last = ["rank correlation", ""]
-        ours, theirs = self.correlations(), paper.correlations()
-        last += [
-            f"{f'{ours[pair]:.2f}' if pair in ours else 'missing'} ({theirs[pair]:.2f})" for pair in pairs
-        ]
-        mean = f"{fmean(ours.values()):.2f}" if ours else "missing"
-        last.append(f"{mean} ({fmean(theirs.values()):.2f})")
-        return Table(titles, [*lines, last], left=frozenset(["predicted gain"]))
-
-    def _cell(self, task: str, pairs: list[tuple[str, str]], paper: "Gains") -> str:
-        ours = [self.by_pair[pair][task] for pair in pairs if pair in self.by_pair]
-        theirs = [paper.by_pair[pair][task] for pair in pairs]
-        shown = f"{100 * fmean(ours):+.1f}" if ours else "missing"
-        return f"{shown} ({100 * fmean(theirs):+.1f})"
-
-
 def gains(scores: Scores) -> Gains:
     """Return the gains of all pairs of which both rows have scores on all six tasks."""
     complete = {row for row, found in scores.items() if PREDICTED_GAIN.keys() <= found.keys()}
-    return Gains(
-        {
-            (plain, mixed): {task: scores[mixed][task] - scores[plain][task] for task in PREDICTED_GAIN}
-            for plain, mixed in mixing_pairs()
-            if {plain, mixed} <= complete
-        }
-    )
+    return {
+        (plain, mixed): {task: scores[mixed][task] - scores[plain][task] for task in PREDICTED_GAIN}
+        for plain, mixed in mixing_pairs()
+        if {plain, mixed} <= complete
+    }
 
 
 def paper_gains() -> Gains:
@@ -109,21 +61,52 @@ def paper_gains() -> Gains:
     )
 
 
+def correlations(found: Gains) -> dict[Pair, float]:
+    """Return the rank correlation of each pair's gains with the predicted levels."""
+    levels = [GAIN_LEVELS.index(level) for level in PREDICTED_GAIN.values()]
+    return {
+        pair: rank_correlation(levels, [by_task[task] for task in PREDICTED_GAIN])
+        for pair, by_task in found.items()
+    }
+
+
 def judge_predictions(scores: Scores) -> Verdict:
     """Judge the claim; with pairs missing, it is undecided."""
     found, pairs = gains(scores), mixing_pairs()
-    run = list(found.by_pair)
-    missing = tuple(pair for pair in pairs if pair not in run)
-    verdict, effects = NOT_RUN, []
-    if found.effect is not None:
-        verdict = verdict_on(found.effect)
-        effects.append(Effect(f"mean of {len(run)} of {len(pairs)} pairs", found.effect, verdict))
+    missing = tuple(pair for pair in pairs if pair not in found)
+    effect, verdict, effects = mean_interval(correlations(found).values()), NOT_RUN, []
+    if effect is not None:
+        verdict = UNDECIDED if missing else verdict_on(effect)
+        effects.append(Effect(f"mean of {len(found)} of {len(pairs)} pairs", effect, verdict_on(effect)))
     return Verdict(
         NAME,
         STATEMENT,
-        UNDECIDED if run and missing else verdict,
+        verdict,
         tuple(effects),
         missing,
         measure="rank correlation of predicted and measured gains",
-        details=found.table(paper_gains()),
+        details=gains_table(found, paper_gains()),
     )
+
+
+def gains_table(ours: Gains, paper: Gains) -> Table:
+    """Return the gains in percentage points, with the paper's own in brackets, and the correlations."""
+
+    def line(ours: Mapping[Pair, float], paper: Mapping[Pair, float], digits: str) -> list[str]:
+        """Return a value for each pair and their mean."""
+        groups = [*([pair] for pair in paper), list(paper)]
+        shown = [[ours[pair] for pair in group if pair in ours] for group in groups]
+        means = [f"{fmean(values):{digits}}" if values else "missing" for values in shown]
+        theirs = [fmean(paper[pair] for pair in group) for group in groups]
+        return [f"{own} ({published:{digits}})" for own, published in zip(means, theirs, strict=True)]
+
+    def percent(found: Gains, task: str) -> dict[Pair, float]:
+        return {pair: 100 * by_task[task] for pair, by_task in found.items()}
+
+    lines = [
+        [task, level, *line(percent(ours, task), percent(paper, task), "+.1f")]
+        for task, level in PREDICTED_GAIN.items()
+    ]
+    last = ["rank correlation", "", *line(correlations(ours), correlations(paper), ".2f")]
+    titles = ["task", "predicted gain", *(f"{plain} → {mixed}" for plain, mixed in paper), "mean"]
+    return Table(titles, [*lines, last], left=frozenset(["predicted gain"]))

@@ -155,7 +155,7 @@ class Study:
     size: Size
     all_rows: dict[str, Row]
     """All rows of the size, and others that have records, in the order of the paper's table."""
-    mad: Scores
+    mad: Scores = field(default_factory=lambda: Scores({}))
     unlisted: tuple[str, ...] = ()
     """Names of records that are not used, because the size has no such cells."""
 

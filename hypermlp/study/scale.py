@@ -18,7 +18,7 @@ from hypermlp.jobs.cells import Outcome, print_status
 from hypermlp.jobs.workers import Workers
 from hypermlp.study.lm import run_lm, tune_and_run
 from hypermlp.study.protocol import SIZES, Size, lm_cell, lm_cells
-from hypermlp.study.reading import Row, read_row
+from hypermlp.study.reading import Row, Study, read_row
 from hypermlp.train.recipe import Recipe, build
 
 SCALE_ROWS = ("G-cg-q-12o", "S-p", "S-pc")
@@ -26,8 +26,8 @@ RATE_STEP = 2.0  # extrapolated rates are powers of this times the lowest tuned 
 HEADLINE = "1.06M"  # the size ``headline``: the size study does not train it
 Points = dict[str, Size]
 """Sizes by their names, the smallest first."""
-Measured = dict[str, dict[str, Row]]
-"""The rows of every size."""
+Measured = dict[str, Study]
+"""What is recorded of every size."""
 
 
 def _scaled(width: int, layers: int, sequences: int, micro_batch: int, seeds: tuple[int, ...]) -> Size:
@@ -56,6 +56,7 @@ def _smoke(width: int) -> Size:
         changes=(*SIZES["smoke"].changes, f"model.hidden_size={width}", "model.match_parameters=G-cg-q-12o"),
         rates=(1e-3, 2e-3),
         seeds=(2, 3),
+        reference=SCALE_ROWS[0],
         mad="",
     )
 
@@ -92,7 +93,7 @@ def run_scale(points: Points, folder: Path, headline: Path, workers: Workers) ->
             outcomes.append(tune_and_run(size, rows, place, workers))
         else:
             known = read_scale(points, folder, headline)
-            rates = {row: rate for row in rows if (rate := extrapolated_rate(points, known, row, name))}
+            rates = {row: rate for row in rows if (rate := extrapolated_rate(known, row, size))}
             if len(rates) < len(rows):
                 raise UserError(f"{name} needs two sizes with tuned rates; include them in --points")
             print_status("extrapolated rates: " + ", ".join(f"{row} {rate:g}" for row, rate in rates.items()))
@@ -101,28 +102,28 @@ def run_scale(points: Points, folder: Path, headline: Path, workers: Workers) ->
 
 
 def read_scale(points: Points, folder: Path, headline: Path) -> Measured:
-    """Read the records of all rows at all sizes."""
+    """Read the records of all sizes."""
     found: Measured = {}
     for name, size in sorted(points.items(), key=lambda item: not item[1].rates):
-        place = headline if name == HEADLINE else folder / name
-        rows = found[name] = {}
+        place, rows = headline if name == HEADLINE else folder / name, {}
         for row in size.rows:
-            rate = None if size.rates else extrapolated_rate(points, found, row, name)
+            rate = None if size.rates else extrapolated_rate(found, row, size)
             rows[row] = read_row(size, row, place, rate) if size.rates or rate else Row(row)
+        found[name] = Study(size, rows)
     return {name: found[name] for name in points}
 
 
-def extrapolated_rate(points: Points, known: Measured, row: str, name: str) -> float | None:
-    """Return the rate of a row at a size that the smaller tuned sizes predict; None without two of them.
+def extrapolated_rate(known: Measured, row: str, size: Size) -> float | None:
+    """Return the rate of a row that the tuned sizes below ``size`` predict; None without two of them.
 
     The rate is a power of the number of parameters, fitted to the tuned rates and rounded to the grid. The
     number of parameters of a size is that of its model with HyperGLU, which all rows match.
     """
-    target = _parameters(points[name])
+    target = _parameters(size)
     smaller = [
-        (points[other], rate)
-        for other, rows in known.items()
-        if points[other].rates and (rate := rows[row].rate) and _parameters(points[other]) < target
+        (study.size, rate)
+        for study in known.values()
+        if study.size.rates and (rate := study.all_rows[row].rate) and _parameters(study.size) < target
     ]
     if len(smaller) < 2:
         return None

@@ -14,11 +14,11 @@ from hypermlp.reporting.page import Figure, Section, report_markdown, report_pag
 from hypermlp.reporting.table import Table
 from hypermlp.study.intervals import Interval, mean_interval, paired, show_interval, t975
 from hypermlp.study.reading import Row
-from hypermlp.study.scale import Measured, Points, extrapolated_rate
-from hypermlp.study.tables import MISSING, row_name
+from hypermlp.study.scale import SCALE_ROWS, Measured, extrapolated_rate
+from hypermlp.study.tables import MISSING, difference, row_name
 
 AXES = {"parameters": "parameters", "training_flops": "training FLOPs"}
-REFERENCE = "G-cg-q-12o"
+REFERENCE = SCALE_ROWS[0]
 ABOUT = (
     "Loss against size for a few mixers. All models of one size have the same number of parameters, by the "
     "width of the MLP, and see the same tokens in the same order; the number of tokens grows with the "
@@ -63,11 +63,8 @@ def fitted(values: Sequence[tuple[float, float]]) -> Line | None:
 
 def by_row(found: Measured) -> dict[str, list[Row]]:
     """Return the models of each row at all sizes at which it has a loss, the smallest first."""
-    labels = dict.fromkeys(label for rows in found.values() for label, row in rows.items() if row.losses)
-    return {
-        label: [rows[label] for rows in found.values() if label in rows and rows[label].losses]
-        for label in labels
-    }
+    labels = dict.fromkeys(label for study in found.values() for label in study.rows)
+    return {label: [study.rows[label] for study in found.values() if label in study.rows] for label in labels}
 
 
 def lines(found: Measured, axis: str) -> dict[str, Line]:
@@ -79,77 +76,70 @@ def lines(found: Measured, axis: str) -> dict[str, Line]:
     return {label: line for label, points in values.items() if (line := fitted(points)) is not None}
 
 
-def _differences(found: Measured, name: str, label: str) -> list[float]:
-    """Return the losses of a row minus those of the reference row at the same size, seed by seed."""
-    rows = found[name]
-    return paired(rows[label].losses, rows[REFERENCE].losses) if REFERENCE in rows else []
-
-
-def points_table(found: Measured, points: Points) -> Table:
+def points_table(found: Measured) -> Table:
     """Return a line for each row and size; what is not recorded is shown as missing."""
     result = []
-    for name, rows in found.items():
-        for label, row in rows.items():
+    for name, study in found.items():
+        for label, row in study.all_rows.items():
             line = [label, name, MISSING if row.rate is None else f"{row.rate:g}"]
             if not row.losses:
                 result.append(line + [MISSING] * 5)
                 continue
-            gap = show_interval(mean_interval(_differences(found, name, label)), "+")
             line += [f"{row.parameters:,}", f"{row.training_flops:.3g}"]
-            line += [f"{len(row.losses)} of {len(points[name].seeds)}"]
+            line += [f"{len(row.losses)} of {len(study.size.seeds)}"]
             line += [show_interval(mean_interval(row.losses.values()))]
-            result.append([*line, "reference" if label == REFERENCE else gap])
+            gap = "reference" if label == REFERENCE else show_interval(difference(study, label), "+")
+            result.append([*line, gap])
     titles = ["row", "size", "learning rate", "parameters", "training FLOPs", "seeds", "loss"]
     return Table([*titles, f"loss minus {REFERENCE}"], result)
 
 
 def fits_table(found: Measured) -> Table:
     """Return the slopes of the fitted lines, and of the difference from the reference row."""
-    slopes = [lines(found, axis) for axis in AXES]
+    slopes, result = [lines(found, axis) for axis in AXES], []
 
     def slope(line: Line | None) -> str:
         return show_interval(line.slope if line else None, "+")
 
-    result = []
     for label in by_row(found):
         gaps = [
-            (rows[label].parameters, gap)
-            for name, rows in found.items()
-            if rows[label].losses
-            for gap in _differences(found, name, label)
+            (study.rows[label].parameters, gap)
+            for study in found.values()
+            if {label, REFERENCE} <= study.rows.keys()
+            for gap in paired(study.rows[label].losses, study.rows[REFERENCE].losses)
         ]
         last = "reference" if label == REFERENCE else slope(fitted(gaps))
         result.append([label, *(slope(fits.get(label)) for fits in slopes), last])
-    per = "loss per tenfold"
-    titles = [f"{per} {name}" for name in AXES.values()]
+    titles = [f"loss per tenfold {name}" for name in AXES.values()]
     return Table(["row", *titles, f"loss minus {REFERENCE} per tenfold parameters"], result)
 
 
-def rates_table(found: Measured, points: Points) -> Table:
+def rates_table(found: Measured) -> Table:
     """Return the rate of each row and size, and the rate that smaller sizes extrapolate to."""
     result = []
-    for name, rows in found.items():
-        for label, row in rows.items():
+    for name, study in found.items():
+        for label, row in study.all_rows.items():
             if not row.records:
                 continue
-            predicted, tuning = extrapolated_rate(points, found, label, name), row.tuning
+            predicted, tuning = extrapolated_rate(found, label, study.size), row.tuning
             cost = "" if predicted is None else MISSING
             if predicted in tuning and row.rate in tuning:
                 cost = f"{tuning[predicted] - tuning[row.rate]:+.3f}"
             shown = "" if predicted is None else f"{predicted:g}"
             rate = MISSING if row.rate is None else f"{row.rate:g}"
-            result.append([label, name, rate, "tuned" if points[name].rates else "extrapolated", shown, cost])
+            how = "tuned" if study.size.rates else "extrapolated"
+            result.append([label, name, rate, how, shown, cost])
     titles = ["row", "size", "learning rate", "how", "extrapolated", "loss lost by it on the tuning seed"]
     return Table(titles, result, left=frozenset(["how"]))
 
 
-def _sections(found: Measured, points: Points) -> list[Section]:
+def _sections(found: Measured) -> list[Section]:
     return [
         Section(
             "All points",
             f"Means over the seeds, and differences from {REFERENCE} paired by seed, with 95 % intervals "
             f"(Student's t). A positive difference means that {REFERENCE} is better.",
-            table=points_table(found, points),
+            table=points_table(found),
         ),
         Section(
             "Fitted lines",
@@ -161,20 +151,20 @@ def _sections(found: Measured, points: Points) -> list[Section]:
             "Learning rates",
             "The rate of each size, and the rate that the smaller tuned sizes extrapolate to, where there "
             "are two of them.",
-            table=rates_table(found, points),
+            table=rates_table(found),
         ),
     ]
 
 
-def markdown(found: Measured, points: Points) -> str:
+def markdown(found: Measured) -> str:
     """Return the report in Markdown."""
-    return report_markdown(_sections(found, points))
+    return report_markdown(_sections(found))
 
 
-def page(found: Measured, points: Points, title: str) -> str:
+def page(found: Measured, title: str) -> str:
     """Return the report as a web page."""
     charts = [_chart(found, axis) for axis in AXES] if by_row(found) else []
-    return report_page(title, [*charts, *_sections(found, points)], ABOUT)
+    return report_page(title, [*charts, *_sections(found)], ABOUT)
 
 
 def _chart(found: Measured, axis: str) -> Section:
@@ -201,9 +191,8 @@ def summary(found: Measured) -> dict[str, Any]:
                 "training_flops": row.training_flops,
                 "losses": row.losses,
             }
-            for name, rows in found.items()
-            for label, row in rows.items()
-            if row.losses
+            for name, study in found.items()
+            for label, row in study.rows.items()
         ],
         "slopes": {
             axis: {row: finite_fields(line.slope) for row, line in lines(found, axis).items()}

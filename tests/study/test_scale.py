@@ -80,23 +80,23 @@ def made_up(tmp_path, write_lm):
 
 def test_rates_are_extrapolated(made_up):
     found = read_scale(FULL, *made_up)
-    rates = {name: {row.rate for row in rows.values()} for name, rows in found.items()}
+    rates = {name: {row.rate for row in study.all_rows.values()} for name, study in found.items()}
     assert {name: rates[name] for name in BEST} == {name: {rate} for name, rate in BEST.items()}
     # A power law through the two small sizes, rounded to the grid
     sizes = [model_parameters(recipe(name, "S-p").model_config(257)) for name in BEST]
     power = math.log(0.5) / math.log(sizes[1] / sizes[0])
     exact = 1.6e-2 * (sizes[2] / sizes[1]) ** power
-    predicted = extrapolated_rate(FULL, found, "S-p", LARGE)
+    predicted = extrapolated_rate(found, "S-p", FULL[LARGE])
     assert predicted == 8e-3
     assert abs(math.log2(predicted / exact)) <= 0.5
-    assert extrapolated_rate(FULL, found, "S-p", MIDDLE) is None
-    lines = {tuple(line[:2]): line for line in rates_table(found, FULL).rows}
+    assert extrapolated_rate(found, "S-p", FULL[MIDDLE]) is None
+    lines = {tuple(line[:2]): line for line in rates_table(found).rows}
     assert lines["S-p", "1.06M"][2:] == ["0.016", "tuned", "0.008", "+0.020"]
 
 
 def test_the_report_fits_lines_and_shows_what_is_missing(made_up):
     found = read_scale(FULL, *made_up)
-    table = points_table(found, FULL)
+    table = points_table(found)
     assert len(table.rows) == 12
     assert table.rows[-1][-5:] == ["missing"] * 5
     softmax = {tuple(line[:2]): line for line in table.rows}["S-p", "0.16M"]
@@ -123,7 +123,7 @@ def test_the_command_reports_without_training(made_up, capsys):
 def test_the_page_in_a_browser(made_up, tmp_path, browser, size):
     points = find_points("full", [])
     found = read_scale(points, *made_up)
-    (tmp_path / "index.html").write_text(scale_report.page(found, points, "Scale"))
+    (tmp_path / "index.html").write_text(scale_report.page(found, "Scale"))
     view = browser(tmp_path / "index.html", size)
     assert view.locator("svg").count() == 2
     assert view.locator("svg .series").count() == 6
