@@ -40,7 +40,7 @@ def main(args: Args) -> None:
     found = gather(args.places)
     write_text(args.out, results_page(found, KINDS, args.title))
     if args.figure:
-        for path in write_position_figure(_position_rows(found.records[positions.KIND]), Path(args.figure)):
+        for path in write_position_figure(_rows(found.records[positions.KIND]), Path(args.figure)):
             print(f"wrote {path}")
     counts = [f"{len(records)} of {kind}" for kind, records in found.records.items() if kind in KINDS]
     print(f"wrote {args.out}: {', '.join([f'{len(found.runs)} runs', *counts])}")
@@ -48,18 +48,19 @@ def main(args: Args) -> None:
         print(f"left out: {problem}", file=sys.stderr)
 
 
+def _rows(records: Records) -> list[dict[str, Any]]:
+    """Return the rows of several records."""
+    return [row for record in records for row in record.content["results"]]
+
+
 def _all_rows(table: Callable[[list[dict[str, Any]]], Table]) -> Callable[[Records], Table]:
     """Return a function that puts the rows of several records into one table."""
-    return lambda records: table([row for record in records for row in record.content["results"]])
-
-
-def _position_rows(records: Records) -> list[dict[str, Any]]:
-    return [row for record in records for row in record.content["results"]]
+    return lambda records: table(_rows(records))
 
 
 def _position_table(records: Records) -> Table:
     context = min(record.content["settings"]["context"] for record in records)
-    return positions.position_table(_position_rows(records), context)
+    return positions.position_table(_rows(records), context)
 
 
 def _mad_table(records: Records) -> Table:
@@ -101,7 +102,7 @@ KINDS = {
         "Loss by position",
         _position_table,
         group=lambda record: f"{record.path.parent} {record.content['settings']['context']}",
-        chart=lambda records: position_chart(_position_rows(records)),
+        chart=lambda records: position_chart(_rows(records)),
     ),
     recall.SUITE: Kind("Recall by length, in percent", _all_rows(recall.recall_table)),
     "bench-window": Kind("Sliding windows", _all_rows(window.table)),

@@ -8,9 +8,7 @@ from hypermlp.commands.shared import WORKERS, Args, Argument, choices, chosen_wo
 from hypermlp.files import write_text
 from hypermlp.jobs.cells import run_with_progress
 from hypermlp.mad.mixers import check_mixers
-from hypermlp.mad.protocol import cells, find_grid
 from hypermlp.mad.report import summarize
-from hypermlp.mad.tasks import TASKS
 from hypermlp.mad.training import run_cell
 from hypermlp.reporting.records import write_record
 from hypermlp.study import report, scale, scale_report
@@ -22,7 +20,6 @@ from hypermlp.study.tables import losses_table
 from hypermlp.study.tuning import tuning_table
 
 COLUMNS = ("lm", "mad")
-
 RECORDED = (
     Argument("folder", help="folder of the records that `hypermlp study run` wrote"),
     Argument("--size", help="size to report (default: the one with the most of the recorded cells)"),
@@ -55,12 +52,7 @@ def run_command(args: Args) -> None:
     size, workers = find_size(args.size), chosen_workers(args)
     rows = find_rows(args.labels, size)
     folder = Path(args.out or f"runs/study-{args.size}")
-    on_mad = [
-        cell
-        for row in rows
-        if "mad" in args.columns and size.mad
-        for cell in cells(row, find_grid(size.mad), list(size.mad_tasks or TASKS))
-    ]
+    on_mad = [cell for row in rows for cell in size.mad_cells(row)] if "mad" in args.columns else []
     check_mixers(on_mad)
     outcomes = []
     if "lm" in args.columns:

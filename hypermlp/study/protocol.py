@@ -13,6 +13,8 @@ from hypermlp.jobs.cells import Cell
 from hypermlp.label import PAPER_ROWS, PROBABLE_READING
 from hypermlp.layers.canon import PLACES
 from hypermlp.layers.registry import BASELINES, mixer_name
+from hypermlp.mad.protocol import MadCell, cells, find_grid
+from hypermlp.mad.tasks import TASKS
 from hypermlp.study.claims import CLAIMED
 from hypermlp.train.recipe import Recipe, essential, load_recipe
 from hypermlp.validation import find_option
@@ -85,6 +87,15 @@ class Size:
         """Return the seeds that a row reports."""
         seeds = self.seeds + (self.claimed_seeds if row in CLAIMED else ())
         return seeds[: dict(self.fewer_seeds).get(row)]
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The MAD tasks to run the rows on."""
+        return (self.mad_tasks or tuple(TASKS)) if self.mad else ()
+
+    def mad_cells(self, row: str, *tasks: str) -> list[MadCell]:
+        """Return the MAD trainings of a row, on the given tasks or on all."""
+        return list(cells(row, find_grid(self.mad), list(tasks or self.tasks))) if self.mad else []
 
     @functools.cached_property
     def settings(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Read the records of a size: which of its cells exist in a folder, and what follows from them."""
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,6 @@ from typing import Any
 from hypermlp.errors import UserError
 from hypermlp.jobs.cells import cell_record, record_path, recorded
 from hypermlp.label import PAPER_ROWS, PROBABLE_READING
-from hypermlp.mad.protocol import cells, find_grid
 from hypermlp.mad.report import AVERAGE, Scores, published_value, summarize
 from hypermlp.mad.tasks import TASKS
 from hypermlp.reporting.records import read_record
@@ -298,9 +298,8 @@ def _order(label: str) -> tuple[int, str]:
 def _mad_scores(size: Size, labels: Iterable[str], folder: Path) -> Scores:
     """Return the MAD scores, without tasks of which a row has only some of the cells."""
     found = []
-    for label in labels if size.mad else ():
-        for task in size.mad_tasks or TASKS:
-            wanted = [(cell, recorded(folder, cell)) for cell in cells(label, find_grid(size.mad), [task])]
-            done = [(cell, result) for cell, result in wanted if result is not None]
-            found += done if len(done) == len(wanted) else []
+    for label, task in itertools.product(labels, size.tasks):
+        wanted = [(cell, recorded(folder, cell)) for cell in size.mad_cells(label, task)]
+        done = [(cell, result) for cell, result in wanted if result is not None]
+        found += done if len(done) == len(wanted) else []
     return summarize(found)

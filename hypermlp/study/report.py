@@ -20,7 +20,6 @@ from hypermlp.study.tables import (
     contrast_table,
     convolution_table,
     difference,
-    mad_tasks,
     rates_table,
     study_table,
 )
@@ -85,10 +84,9 @@ def missing(study: Study) -> list[str]:
         if seeds and label in size.rows:
             diverged = f" ({row.diverged} diverged)" if row.diverged else ""
             found.append(f"{label} lacks seed {', '.join(seeds)}{diverged}.")
-    if tasks := mad_tasks(study):
-        some = [label for label in size.rows if not {*tasks} <= study.mad.scores.get(label, {}).keys()]
-        if some:
-            found.append(f"MAD is not complete for {len(some)} of {len(size.rows)} rows: {', '.join(some)}.")
+    some = [row for row in size.rows if not {*size.tasks} <= study.mad.scores.get(row, {}).keys()]
+    if some:
+        found.append(f"MAD is not complete for {len(some)} of {len(size.rows)} rows: {', '.join(some)}.")
     return found
 
 
@@ -115,7 +113,7 @@ def _about(study: Study) -> str:
     training, data, model = (study.size.settings[key] for key in ("training", "data", "model"))
     counts = sorted({len(row.losses) for row in study.rows.values()})
     seeds = f", {' or '.join(map(str, counts))} {'seed' if counts == [1] else 'seeds'} each" if counts else ""
-    on_mad = f"; {len(study.mad.scores)} of them also on {len(mad_tasks(study))} tasks of MAD"
+    on_mad = f"; {len(study.mad.scores)} of them also on {len(study.size.tasks)} tasks of MAD"
     match, newest = model.get("match_parameters"), study.newest
     parts = [
         "" if study.size.reference else "A rerun of the paper's controlled design study. ",

@@ -7,7 +7,6 @@ from typing import Any
 
 from hypermlp.label import PAPER_ROWS
 from hypermlp.mad.report import AVERAGE
-from hypermlp.mad.tasks import TASKS
 from hypermlp.paper.variants import LOSS_THRESHOLDS, STEPS_PER_EVALUATION
 from hypermlp.reporting.table import Columns, Table
 from hypermlp.study.claims import Verdict, pair_name
@@ -65,12 +64,6 @@ def _seeds(row: Row) -> str:
     return f"{len(row.losses)} ({row.diverged} diverged)" if row.diverged else f"{len(row.losses)}"
 
 
-def mad_tasks(study: Study) -> list[str]:
-    """Return the MAD tasks that the study should have."""
-    planned = (study.size.mad_tasks or TASKS) if study.size.mad else ()
-    return [task for task in SHORT if task in planned]
-
-
 def study_table(study: Study) -> Table:
     """Return a line for each row that the study should have, with the paper's values in brackets.
 
@@ -85,7 +78,6 @@ def study_table(study: Study) -> Table:
     def score(column: str) -> Column:
         return SHORT[column], lambda label: study.mad.cell(label, column, PAPER_LABEL.get(label), MISSING)
 
-    tasks = mad_tasks(study)
     columns: list[Column] = [
         ("label", lambda label: f"{label} (for {PAPER_LABEL[label]})" if label in PAPER_LABEL else label),
         *([("learning rate", _of_row(study, _rate))] if study.size.rates else []),
@@ -94,7 +86,7 @@ def study_table(study: Study) -> Table:
         ("seeds", _of_row(study, _seeds)),
         ("loss (paper)", loss),
         *(_threshold_columns(study) if THRESHOLD_ROW in study.labels else []),
-        *(score(column) for column in ([*tasks, AVERAGE] if tasks else [])),
+        *(score(column) for column in ([*study.size.tasks, AVERAGE] if study.size.mad else [])),
     ]
     return _table(columns, study.labels)
 

@@ -24,12 +24,8 @@ pytestmark = [
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "auto"])
 def test_a_missing_cluster_is_reported(tmp_path, capsys, address):
-    assert (
-        main(
-            ["mad", "run", "--mixer", "S-p", "--grid", "smoke", "--out", str(tmp_path), "--cluster", address]
-        )
-        == 2
-    )
+    words = ["mad", "run", "--mixer", "S-p", "--grid", "smoke", "--out", str(tmp_path)]
+    assert main([*words, "--cluster", address]) == 2
     assert f"no Ray cluster at {address!r}" in capsys.readouterr().err
 
 
@@ -53,26 +49,15 @@ def timeless(result):
 
 
 def test_a_comparison_gives_the_records_of_local_processes(address, tmp_path, capsys):
-    words = [
-        "mad",
-        "compare",
-        "S-p",
-        "G-cg-q-12o",
-        "--grid",
-        "smoke",
-        "--task",
-        "compression",
-        "in-context-recall",
-        "--threads",
-        "1",
-    ]
+    tasks = ["compression", "in-context-recall"]
+    words = ["mad", "compare", "S-p", "G-cg-q-12o", "--grid", "smoke", "--threads", "1", "--task", *tasks]
     assert main([*words, "--out", str(tmp_path / "near"), "--jobs", "2"]) == 0
     near = capsys.readouterr().out
     assert main([*words, "--out", str(tmp_path / "far"), "--cluster", address]) == 0
     far = capsys.readouterr().out
     assert far == near  # the table
     for mixer in ("S-p", "G-cg-q-12o"):
-        for cell in smoke("compression", "in-context-recall", mixer=mixer):
+        for cell in smoke(*tasks, mixer=mixer):
             assert timeless(recorded(tmp_path / "far", cell)) == timeless(recorded(tmp_path / "near", cell))
 
 

@@ -45,9 +45,8 @@ def test_the_page_in_a_browser(runs, browser, size):
         RESULTS / "bench-op.json",
         RESULTS / "study-mini" / "mad",
     ]
-    assert (
-        main(["report", *map(str, places), "--out", str(runs / "report.html"), "--title", "All <of> it"]) == 0
-    )
+    options = ["--out", str(runs / "report.html"), "--title", "All <of> it"]
+    assert main(["report", *map(str, places), *options]) == 0
     view = browser(runs / "report.html", size)
     assert view.locator("h1").inner_text() == "All <of> it"
     assert view.locator("svg .series").count() == 4
@@ -62,13 +61,8 @@ def test_the_page_in_a_browser(runs, browser, size):
 
 def test_runs_are_read_as_far_as_they_are_written(runs):
     ours, theirs = gather([str(runs / "runs")]).runs
-    assert (ours.name, ours.mixer, ours.parameters, ours.steps, ours.tokens) == (
-        "ours",
-        "G-cg-q-12o",
-        1234,
-        30,
-        300,
-    )
+    found = (ours.name, ours.mixer, ours.parameters, ours.steps, ours.tokens)
+    assert found == ("ours", "G-cg-q-12o", 1234, 30, 300)
     assert theirs.validation == [(10, pytest.approx(13.2)), (30, pytest.approx(4.4))]
 
 
@@ -78,11 +72,8 @@ def test_every_kind_of_record_in_the_project_is_shown(tmp_path, capsys):
 
 
 def mad_record(**changes):
-    (cell,) = (
-        changed(cell, **changes)
-        for cell in protocol.cells("S-p", protocol.GRIDS["mini"], ["in-context-recall"])
-    )
-    return dataclasses.asdict(cell)
+    (cell,) = protocol.cells("S-p", protocol.GRIDS["mini"], ["in-context-recall"])
+    return dataclasses.asdict(changed(cell, **changes))
 
 
 def test_scores_of_other_settings_are_not_averaged(tmp_path, capsys):
@@ -137,13 +128,8 @@ def test_what_is_damaged_is_left_out_and_named(runs, capsys):
     assert main(["report", str(runs), "--out", str(runs / "page.html")]) == 0
     said = capsys.readouterr().err
     page = (runs / "page.html").read_text()
-    for name in [
-        *(f"{kind}.json" for kind in DAMAGED),
-        "machine.json",
-        "half.json",
-        "deep.json",
-        "metrics.jsonl",
-    ]:
+    others = ["machine.json", "half.json", "deep.json", "metrics.jsonl"]
+    for name in [*(f"{kind}.json" for kind in DAMAGED), *others]:
         assert name in said
         assert name in page
     assert "0.750 ± 0.010" in page
