@@ -192,6 +192,7 @@ SIZES["factorial"] = replace(
     seeds=(1, 2),
     fewer_seeds=(),
     evaluate=False,
+    reference="S-p",
     about="activation x mixing x gates x convolution, 42 rows with equal parameters: 17 hours of one core",
 )
 

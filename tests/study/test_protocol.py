@@ -101,6 +101,11 @@ def test_reported_seeds():
     assert seeds == {"G-cg-q-12o": five, "S-p": five, "S-pc": five, "R-cg-q-12o": five[:3]}
 
 
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+def test_the_reference_is_a_row_of_its_size(size):
+    assert not size.reference or size.reference in size.rows
+
+
 def test_names_of_rows():
     assert find_rows(["S-p+canon", "fox"], MIXING) == ["S-p+canon", "fox"]
     with pytest.raises(ValueError, match="only labels have Canon layers"):
