@@ -48,7 +48,7 @@ class Cell(ABC):
 
     @classmethod
     def identity(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return the part of a cell's fields, as in its record, that tells it from other cells.
+        """Return the part of a cell's fields, as in its record, that distinguishes it from other cells.
 
         A class overrides this to leave out what was added to it later and has its default, so that records of
         earlier versions stay those of their cells.

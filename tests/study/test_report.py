@@ -10,6 +10,7 @@ import pytest
 from hypermlp.cli import main
 from hypermlp.label import PAPER_ROWS
 from hypermlp.mad.report import PUBLISHED, Scores
+from hypermlp.reporting.records import commit
 from hypermlp.study.figures import write_curves
 from hypermlp.study.protocol import HEADLINE_ROWS, ROWS
 from hypermlp.study.reading import read_study
@@ -24,6 +25,8 @@ def test_report_writes_page_table_and_summary(made_up, capsys):
     assert "35 rows in common; largest difference of a loss 0.0000; rank correlation 1.00" in out
     summary = json.loads((made_up / "summary.json").read_text())
     assert set(summary["rows"]) == set(ROWS)
+    made_at = f", commit {commit()}." if commit() else "."
+    assert made_at in (made_up / "index.html").read_text()
     row = summary["rows"]["R-cg-q-12o"]
     assert row["loss"] == pytest.approx(2.9956, abs=0.01)
     assert row["paper_loss"] == 2.9956
