@@ -1,6 +1,5 @@
 """Tables of a study. A value that the study should have and that no record gives is shown as missing."""
 
-import math
 from collections.abc import Callable, Iterable
 from statistics import fmean
 from typing import Any
@@ -13,7 +12,7 @@ from hypermlp.study.claims import Verdict, pair_name
 from hypermlp.study.intervals import Interval, mean_interval, paired, show_interval
 from hypermlp.study.reading import PAPER_LABEL, Row, Study
 from hypermlp.study.thresholds import FRACTIONS, THRESHOLD_ROW, steps_to
-from hypermlp.study.tuning import loss_of
+from hypermlp.study.tuning import loss_of, show_loss
 
 SHORT = {
     "in-context-recall": "in-context",
@@ -197,7 +196,7 @@ def losses_table(results: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> Ta
     columns: Columns = [
         ("mixer", "{mixer}"),
         ("seed", "{seed}"),
-        ("loss", lambda row: "diverged" if row["loss"] is None else f"{row['loss']:.4f}"),
+        ("loss", lambda row: show_loss(loss_of(row), 4)),
         ("parameters", lambda row: "" if row["loss"] is None else f"{row['parameters']:,}"),
         (
             "MFLOPs/token",
@@ -214,7 +213,7 @@ def rates_table(study: Study) -> Table | None:
     def column(rate: float) -> Column:
         def cell(label: str) -> str:
             loss, chosen = rows[label].tuning.get(rate), label in study.rows and rows[label].rate == rate
-            shown = "" if loss is None else f"{loss:.3f}" if math.isfinite(loss) else "diverged"
+            shown = "" if loss is None else show_loss(loss)
             return f"**{shown}**" if chosen else shown
 
         return f"at {rate:g}", cell

@@ -59,6 +59,11 @@ def loss_of(result: dict[str, Any]) -> float:
     return math.inf if result["loss"] is None else float(result["loss"])
 
 
+def show_loss(loss: float, digits: int = 3) -> str:
+    """Return a loss as text; an infinite one is that of a training that diverged."""
+    return f"{loss:.{digits}f}" if math.isfinite(loss) else "diverged"
+
+
 def best_rate(losses: Losses) -> float:
     """Return the rate with the lowest loss; of equal ones, the lower rate."""
     return min(losses, key=lambda rate: (losses[rate], rate))
@@ -79,7 +84,10 @@ def tuning_table(results: Results) -> Table:
         losses[cell.rate][cell.mixer] = loss_of(result)
     rows = list(next(iter(losses.values())))
     lines = [
-        [f"{rate:g}", *(f"{loss:.4f}" for loss in [*(found[row] for row in rows), fmean(found.values())])]
+        [
+            f"{rate:g}",
+            *(show_loss(loss, 4) for loss in (*map(found.__getitem__, rows), fmean(found.values()))),
+        ]
         for rate, found in sorted(losses.items())
     ]
     return Table(["learning rate", *rows, "mean"], lines)

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from hypermlp.study.protocol import SIZES
-from hypermlp.study.tuning import best_rate, beyond_edge, tuned_rates
+from hypermlp.study.protocol import SIZES, lm_cell
+from hypermlp.study.tuning import best_rate, beyond_edge, tuned_rates, tuning_table
 
 BEST = {"S-p": 8e-3, "G-cg-q-12o": 6.4e-2, "S-pc": 2e-3}
 
@@ -42,3 +42,14 @@ def test_a_size_without_rates_trains_nothing():
 def test_a_diverged_rate_is_not_chosen_and_its_side_not_widened():
     assert best_rate({4e-3: 2.0, 8e-3: math.inf}) == 4e-3
     assert beyond_edge({4e-3: 2.0, 8e-3: 1.5, 1.6e-2: math.inf}) is None
+
+
+def test_the_table_of_study_tune_shows_what_diverged():
+    losses = {(4e-3, "S"): 2.0, (4e-3, "R"): 3.0, (8e-3, "S"): 1.0, (8e-3, "R"): None}
+    cells = {key: lm_cell(SIZES["mini"], key[1], 1, key[0]) for key in losses}
+    table = tuning_table((cells[key], {"loss": loss}) for key, loss in losses.items())
+    assert table.columns == ["learning rate", "S", "R", "mean"]
+    assert [line[1:] for line in table.rows] == [
+        ["2.0000", "3.0000", "2.5000"],
+        ["1.0000", "diverged", "diverged"],
+    ]
