@@ -56,6 +56,20 @@ def test_every_record_is_that_of_its_cell(folder, names):
 
 
 @pytest.mark.usefixtures("version")
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        ("S-pg", "S-pg-1-78e7b767fc97"),
+        ("S-p-12o!", "S-p-12o!-1-f232ac21b910"),
+        ("S-pg-12o!", "S-pg-12o!-1-3514c405c5c9"),
+    ],
+)
+def test_cells_of_the_factorial_keep_their_names(tmp_path, row, name):
+    """These names are those of its first trainings, which resume from folders of the same names."""
+    assert record_path(tmp_path, lm_cell(SIZES["factorial"], row, 1, 4e-3)).stem == name
+
+
+@pytest.mark.usefixtures("version")
 def test_every_mad_record_is_that_of_its_cell():
     paths = sorted((RESULTS / "study-mini" / "mad").rglob("*.json"))
     assert paths
