@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import yaml
 
@@ -249,7 +249,7 @@ def defaults(section: str) -> dict[str, Any]:
     """Return the optional keys of a section ("data" or "training") with their defaults."""
     values = {
         each.name: each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
-        for each in dataclasses.fields(typing.get_type_hints(Recipe)[section])
+        for each in dataclasses.fields(get_type_hints(Recipe)[section])
     }
     return {key: value for key, value in values.items() if value is not dataclasses.MISSING}
 
