@@ -139,7 +139,9 @@ def _layer_arguments(
     layer: "Mixer", x: Tensor, _state: Any, visibility: Visibility, weights: LayerWeights
 ) -> LayerArguments:
     keep = torch.is_grad_enabled()
-    return LayerArguments(x, weights, visibility.rows, visibility.reach, layer.config.num_heads, keep)
+    return LayerArguments(
+        x, weights, visibility.first_visible, visibility.reach, layer.config.num_heads, keep
+    )
 
 
 def _step_arguments(
@@ -179,5 +181,5 @@ def _ring_step_arguments(
 ) -> RingStepArguments:
     state.check_kind("keys", x)
     history, keys, values = (state.rows(name) for name in ("inputs", "keys", "values"))
-    visible = (visibility.rows, visibility.reach)
+    visible = (visibility.first_visible, visibility.reach)
     return RingStepArguments(x, weights, history, keys, values, state.past, *visible)

@@ -286,7 +286,7 @@ class Mixer(SequenceMixer):
 
     def _check_visibility(self, visibility: Visibility, state: DecodingState | None) -> None:
         longest = self.config.max_length
-        if visibility.in_ring or visibility.rows is not None or self.window is not None:
+        if visibility.in_ring or visibility.first_visible is not None or self.window is not None:
             return  # Visibility has checked it
         total = visibility.known_past + visibility.new
         if total > longest:

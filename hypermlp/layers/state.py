@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hypermlp.errors import UserError
-from hypermlp.layers.rows import Rows, only_for_inference
+from hypermlp.layers.growing import GrowingRows, only_for_inference
 from hypermlp.layers.visibility import Visibility, following_starts
 from hypermlp.ops.layout import raise_where
 from hypermlp.validation import is_integer, require
@@ -82,7 +82,7 @@ class DecodingState:
         self.batch_size, self.config = batch_size, config
         self.rollback, self.recurrent, self.window = rollback, recurrent, window
         self._past: int | Tensor = 0
-        self._rows: dict[str, Rows] = {}
+        self._rows: dict[str, GrowingRows] = {}
         self._needed: dict[str, int] = {}  # rows before a position that the next one needs, where not all
         self._fixed: dict[str, Tensor] = {}
         self._offered: dict[str, Tensor] = {}
@@ -145,9 +145,9 @@ class DecodingState:
         rows = self._named(name, new, needed)
         return rows.room(new.shape[1], new, shape), rows.held
 
-    def _named(self, name: str, new: Tensor, needed: int | None) -> Rows:
+    def _named(self, name: str, new: Tensor, needed: int | None) -> GrowingRows:
         if name not in self._rows or self.length == 0:
-            self._rows[name] = Rows()
+            self._rows[name] = GrowingRows()
         if needed is None and self.window is not None:
             needed = self.window - 1
         if needed is not None:
@@ -203,7 +203,7 @@ class DecodingState:
         few = 2 if self.recurrent or self.window is not None else None
         if self.rows(name) is None and self.length > 0:
             count = self.length if few is None else min(self.length, few + self.rollback)
-            self._rows[name] = Rows(new.new_zeros(new.shape[0], count), self.length - count)
+            self._rows[name] = GrowingRows(new.new_zeros(new.shape[0], count), self.length - count)
         self.extended(name, new, needed=few)
 
     # For users.

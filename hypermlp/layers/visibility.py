@@ -27,7 +27,7 @@ class Visibility:
         new: T.
         starts: the first visible position as the caller gave it, int64 ``[B]`` or ``[B, T]``; None if every
             position sees all positions up to its own. The attributes below are None then too.
-        rows: int64 ``[B, T]``, ``starts`` of every new position, checked and at most position + 1.
+        first_visible: int64 ``[B, T]``, ``starts`` of every new position, checked and at most position + 1.
         reach: int64 ``[B, T]``, how many positions each new position sees, itself included; 0 for padding.
     """
 
@@ -56,7 +56,7 @@ class Visibility:
         """
         self.past, self.new, self.device = past, new, device
         self.starts: Tensor | None = None
-        self.rows: Tensor | None = None
+        self.first_visible: Tensor | None = None
         self.reach: Tensor | None = None
         self._past_origins = origins
         self._positions: Tensor | None = None
@@ -72,10 +72,11 @@ class Visibility:
         most = -1 if max_visible is None else max_visible
         if isinstance(past, Tensor):
             self._stream = ring_positions(past, new, -1, "")
-            self.rows = ring_starts(known, self._stream, most, ANY_NUMBER if capacity is None else capacity)
+            held = ANY_NUMBER if capacity is None else capacity
+            self.first_visible = ring_starts(known, self._stream, most, held)
         else:
-            self.rows = row_starts(known, new, past + new, most)
-        self.reach = self.stream() + 1 - self.rows
+            self.first_visible = row_starts(known, new, past + new, most)
+        self.reach = self.stream() + 1 - self.first_visible
 
     def _check_room(self, limit: int, capacity: int | None) -> None:
         """Raise if the positions, all of which see the first one, exceed what the state or layer holds."""
@@ -118,9 +119,9 @@ class Visibility:
         return self._windowed[key]
 
     def starts_from(self, first: int) -> Tensor | None:
-        """Return ``rows``, counted from position ``first``, the first whose key an operator is given."""
+        """Return ``first_visible``, counted from ``first``, the first position whose key an operator gets."""
         assert first == 0
-        return self.rows
+        return self.first_visible
 
     def operands(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the keys and values ``[B, n, ...]`` that some new position may see, and ``starts`` among
@@ -128,11 +129,11 @@ class Visibility:
 
         ``k`` and ``v`` have the rows of a state, the new ones last.
         """
-        return k, v, self.rows
+        return k, v, self.first_visible
 
     def mask(self) -> Tensor:
         """Return which of the P + T positions each new position sees, bool ``[B or 1, 1, T, P + T]``."""
-        return visible_keys(self.rows, self.new, self.known_past + self.new, self.device)[:, None]
+        return visible_keys(self.first_visible, self.new, self.known_past + self.new, self.device)[:, None]
 
     def hide_padding(self, x: Tensor) -> Tensor:
         """Zero the rows of ``x`` ``[B, T, D]`` at positions that see nothing, even where they hold NaN."""
@@ -143,9 +144,9 @@ class Visibility:
 
         A document begins at the last position that saw only itself.
         """
-        if self.rows is None:
+        if self.first_visible is None:
             return None if self._past_origins is None else self._past_origins[:, None].expand(-1, self.new)
-        return document_origins(self.rows, self.stream(), self._past_origins)
+        return document_origins(self.first_visible, self.stream(), self._past_origins)
 
     def positions(self) -> Tensor:
         """Return the position of each new position within its document, int64 ``[B or 1, T]``.
@@ -176,10 +177,10 @@ class WindowedVisibility(Visibility):
         self.base, self.window, self.reach_back, self.starts = base, window, window - 1, base.starts
         self._stream = stream = base.stream()
         first = (stream - self.reach_back).clamp(min=0).expand(batch, -1)
-        rows = first.contiguous() if base.rows is None else torch.maximum(base.rows, first)
+        rows = first.contiguous() if base.first_visible is None else torch.maximum(base.first_visible, first)
         if self.in_ring and ring_rows is not None and ring_rows < window + self.new - 1:
             rows = ring_starts(rows, stream, -1, ring_rows)  # later keys may overwrite earlier ones
-        self.rows, self.reach = rows, stream + 1 - rows
+        self.first_visible, self.reach = rows, stream + 1 - rows
         self._relative: dict[int, Tensor] = {0: rows}
 
     def hide_padding(self, x: Tensor) -> Tensor:
@@ -193,17 +194,17 @@ class WindowedVisibility(Visibility):
 
     def starts_from(self, first: int) -> Tensor:
         if first not in self._relative:
-            assert self.rows is not None
-            self._relative[first] = self.rows - first
+            assert self.first_visible is not None
+            self._relative[first] = self.first_visible - first
         return self._relative[first]
 
     def operands(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         if self.in_ring:
-            return k, v, self.rows
+            return k, v, self.first_visible
         back = min(self.known_past, self.reach_back)
         count = back + self.new
         k, v = (x.narrow(1, x.shape[1] - count, count) for x in (k, v))
-        sees_all = self.new == 1 and self.base.rows is None
+        sees_all = self.new == 1 and self.base.first_visible is None
         return k, v, None if sees_all else self.starts_from(self.known_past - back)
 
 

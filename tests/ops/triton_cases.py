@@ -39,7 +39,7 @@ class Case(NamedTuple):
     rank: int = 3
     residues: int = 2
     rows: int = 8
-    """Rows of a chunk."""
+    """GrowingRows of a chunk."""
     programs: int = 4
     """Programs at which a kernel is no longer split over slots."""
     scratch: int = 1

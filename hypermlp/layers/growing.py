@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class Rows:
+class GrowingRows:
     """A tensor with one row per position along dim 1, which grows and may forget its oldest rows.
 
     The rows lie in a buffer that doubles and is written in place, wherever no gradient has to flow.
@@ -72,9 +72,9 @@ class Rows:
             self.buffer[:, :count] = kept
         self.forgotten = self.length - count
 
-    def changed(self, change: Callable[[Tensor], Tensor]) -> "Rows":
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "GrowingRows":
         rows = self.get()
-        other = Rows() if rows is None else Rows(change(rows), self.forgotten)
+        other = GrowingRows() if rows is None else GrowingRows(change(rows), self.forgotten)
         other.kept = self.kept
         return other
 
