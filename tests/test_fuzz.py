@@ -1,17 +1,19 @@
 """Each fuzzer runs for a moment without a finding, and finds a mistake that is planted in what it tests."""
 
+import http.server
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
-from collections import Counter
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from fuzz import campaign, core, isolated, serving
+from fuzz import core, isolated, search, serving
 from fuzz.commands import Commands
 from fuzz.damage import Damage
 from fuzz.decoding import Decoding
@@ -19,38 +21,59 @@ from fuzz.fixtures import Fixtures, command_problem
 from fuzz.kills import Kills
 from fuzz.layers import Layers
 from fuzz.operators import Operators
+from fuzz.search import ROUND, Search
+from fuzz.watched import Watched
 
 from hypermlp.layers.state import DecodingState
 from hypermlp.ops import blocked, dispatch
 from hypermlp.ops.dispatch import BACKENDS
 
-pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")]
-SEED = 7
+pytestmark = pytest.mark.thorough
+SEED = "7"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder whose fixtures (a trained run) all parts of this file share."""
+    """A folder whose fixtures (a trained run) all parts of this file share; commands are offline."""
     path = tmp_path_factory.mktemp("fuzz")
-    Fixtures(path / "fixtures")
-    yield path
-    isolated.close()
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in core.ENVIRONMENT.items():
+            patched.setenv(name, value)
+        Fixtures(path / "fixtures")  # starts the server of ``isolated``, which keeps the environment
+    return path
 
 
-def findings(part, cases, enough=1):
-    """Return the kinds of findings in the first cases, as soon as there are ``enough``."""
-    found: Counter[str] = Counter()
-    for i in range(cases):
-        finding = core.failure(part, core.draw_case(part, SEED, i))
-        found.update([finding.kind] if finding else [])
-        if found.total() == enough:
-            break
-    return found
+@pytest.fixture
+def unreduced(monkeypatch):
+    """Findings are not reduced, which takes time."""
+    monkeypatch.setattr(search, "SHRINK_SECONDS", 0.0)
 
 
-@pytest.mark.parametrize(("part", "cases"), [(Operators, 30), (Layers, 20), (Decoding, 25)])
-def test_smoke_of_numbers(part, cases, tmp_path):
-    assert findings(part(tmp_path), cases) == {}
+def found(part, folder, cases):
+    """Return the first finding among some cases, or None."""
+    own = part(folder)
+    search = Search(part, own.check, SEED, folder)
+    try:
+        rounds = (search.round(number, min(ROUND, cases)) for number in range(-(-cases // ROUND)))
+        return next(filter(None, rounds), None)
+    finally:
+        own.close()
+
+
+@pytest.mark.parametrize(
+    ("part", "cases"),
+    [
+        (Operators, 30),
+        (Layers, 20),
+        (Decoding, 25),
+        (Commands, 10),
+        (Damage, 4),
+        (Kills, 2),
+        (serving.Serving, 8),
+    ],
+)
+def test_smoke(part, cases, folder):
+    assert found(part, folder, cases) is None
 
 
 def perturbed(monkeypatch, name, change):
@@ -71,14 +94,12 @@ def perturbed(monkeypatch, name, change):
         pytest.param(lambda out: out + (out - out.detach()) * 0.01, id="gradient only"),
     ],
 )
-def test_a_perturbed_operator_is_found(monkeypatch, tmp_path, change):
+def test_a_perturbed_operator_is_found(monkeypatch, tmp_path, unreduced, change):
     perturbed(monkeypatch, "blocked", change)
-    found = findings(Operators(tmp_path), 25)
-    assert found
-    assert all("blocked" in kind for kind in found)
+    assert "blocked" in found(Operators, tmp_path, 25).kind
 
 
-def test_a_wrong_gradient_of_a_layer_is_found(monkeypatch, tmp_path):
+def test_a_wrong_gradient_of_a_layer_is_found(monkeypatch, tmp_path, unreduced):
     good = blocked.backward
 
     def wrong(*args, **kwargs):
@@ -87,7 +108,7 @@ def test_a_wrong_gradient_of_a_layer_is_found(monkeypatch, tmp_path):
 
     monkeypatch.setattr(blocked, "backward", wrong)
     perturbed(monkeypatch, "blocked", lambda out: out + (out - out.detach()) * 0.001)
-    assert findings(Layers(tmp_path), 60)["wrong gradient of a layer"]
+    assert found(Layers, tmp_path, 60).kind == "wrong gradient of a layer"
 
 
 @pytest.mark.parametrize(
@@ -99,63 +120,60 @@ def test_a_wrong_gradient_of_a_layer_is_found(monkeypatch, tmp_path):
         ("clone", lambda self: self),
     ],
 )
-def test_a_wrong_decoding_state_is_found(monkeypatch, tmp_path, method, wrong):
+def test_a_wrong_decoding_state_is_found(monkeypatch, tmp_path, unreduced, method, wrong):
     monkeypatch.setattr(DecodingState, method, wrong)
-    assert findings(Decoding(tmp_path), 80)
+    assert found(Decoding, tmp_path, 80) is not None
 
 
-def test_a_finding_is_shrunk_and_can_be_replayed(monkeypatch, tmp_path):
+def test_a_finding_is_reduced_and_can_be_replayed(monkeypatch, tmp_path, capsys):
     part = Operators(tmp_path)
     perturbed(monkeypatch, "blocked", lambda out: out * 1.5)
-    worker = core.Worker(
-        part, SEED, report=tmp_path / "report.jsonl", mark=tmp_path / "mark", findings=tmp_path / "findings"
-    )
-    worker.run(first=0, stride=1, seconds=60, cases=2)
-    records = [json.loads(path.read_text()) for path in (tmp_path / "findings").iterdir()]
-    assert records
-    assert all(record["case"]["queries"] <= 2 and record["seed"] == SEED for record in records)
-    replayed = core.failure(part, records[0]["case"])
-    assert replayed is not None
-    assert replayed.kind == records[0]["kind"]
+    finding = Search(Operators, part.check, SEED, tmp_path).round(0, 5)
+    (path,) = (tmp_path / "findings").iterdir()
+    record = json.loads(path.read_text())
+    assert f"python -m fuzz replay {path}" in capsys.readouterr().out
+    assert record["kind"] == finding.kind
+    assert record["case"]["queries"] <= 2
+    assert core.failure(part.check, record["case"]).kind == finding.kind
+    again = Search(Operators, part.check, "another seed", tmp_path).round(0, 1)
+    assert again.kind == finding.kind, "Hypothesis' database has the case"
     monkeypatch.undo()
-    assert core.failure(part, records[0]["case"]) is None
+    assert not isinstance(core.failure(part.check, record["case"]), core.Finding)
+
+
+ENDING = """
+import os, time
+from collections import Counter
+from hypothesis import strategies as st
+from fuzz.core import Part
+
+class Ending(Part):
+    name, limit = "ending", 6.0  # a busy machine needs a while to start Python
+    def cases():
+        return st.fixed_dictionaries({"number": st.integers(0, 100)})
+    def check(self, case):
+        if case["number"] >= 30:
+            os.abort()
+        if case["number"] == 7:
+            time.sleep(60)
+        return Counter()
+"""
 
 
 def test_a_crash_and_a_hang_are_findings(monkeypatch, tmp_path):
-    class Ending(core.Part):
-        name, limit = "ending", 4.0  # a busy machine needs a while to start Python
+    (tmp_path / "ending.py").write_text(ENDING)
+    monkeypatch.syspath_prepend(tmp_path)
+    from ending import Ending
 
-        def draw(self, rng):
-            return {"index": rng.random()}
-
-    monkeypatch.setitem(campaign.PARTS, "ending", Ending)
-    job = campaign.Job("ending", 0, 1, SEED, tmp_path)
-    endings = iter(("crash", "hang", "end"))
-    programs = {
-        "crash": "import os; open('mark', 'w').write('4'); os.abort()",
-        "hang": "import time; open('mark', 'w').write('9'); time.sleep(60)",
-        "end": "pass",
-    }
-    start = subprocess.Popen
-
-    def popen(command, **settings):
-        return start([sys.executable, "-c", programs[next(endings)]], **settings)
-
-    monkeypatch.setattr(campaign.subprocess, "Popen", popen)
-    job.run(60)
-    found = job.summary()["findings"]
-    assert set(found) == {"crash, SIGABRT", "hang"}
-    indices = [json.loads(Path(one["files"][0]).read_text())["index"] for one in found.values()]
-    assert indices == [4, 9]
-
-
-@pytest.mark.parametrize(("part", "cases"), [(Commands, 10), (Damage, 4), (Kills, 1), (serving.Serving, 8)])
-def test_smoke_of_processes(part, cases, folder):
-    fuzzer = part(folder)
+    watched = Watched(Ending, tmp_path)
     try:
-        assert findings(fuzzer, cases) == {}
+        assert Search(Ending, watched.check, SEED, tmp_path).round(0, 30).kind == "crash, SIGABRT"
+        (path,) = (tmp_path / "findings").iterdir()
+        assert json.loads(path.read_text())["case"] == {"number": 30}
+        assert core.failure(watched.check, {"number": 7}).kind == "hang"
+        assert core.failure(watched.check, {"number": 8}) == {}, "a new process goes on after it"
     finally:
-        fuzzer.close()
+        watched.close()
 
 
 def test_wrong_ends_of_commands_are_found(folder, tmp_path):
@@ -182,17 +200,17 @@ def test_accepted_damage_is_found(monkeypatch, folder):
     accepted = isolated.Result(0, "hello", "", 0.0)
     monkeypatch.setattr(isolated, "run", lambda *args, **settings: accepted)
     monkeypatch.setattr("fuzz.damage.MODEL_FILES", ("model.safetensors",))
-    seen = [core.failure(part, case | {"damages": [case["damages"][0] | {"file": i}]}) for i in range(8)]
-    assert any(finding and finding.kind == "sample accepted damaged weights" for finding in seen)
+    seen = [
+        core.failure(part.check, case | {"damages": [case["damages"][0] | {"file": i}]}) for i in range(8)
+    ]
+    assert "sample accepted damaged weights" in [getattr(finding, "kind", None) for finding in seen]
 
 
-def test_wrong_answers_of_a_server_are_found(tmp_path):
-    """A server that answers 500, not at all, or ends is found; a plain one passes."""
-    program = """
-import http.server, json, os, sys, time
-class Handler(http.server.BaseHTTPRequestHandler):
+class Wrong(http.server.BaseHTTPRequestHandler):
+    """Answers as the prompt says: with status 500, not at all, or with the end of the process."""
+
     def do_POST(self):
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = self.rfile.read(int(self.headers["Content-Length"]))
         what = json.loads(body)["prompt"]
         if what == "end":
             os._exit(3)
@@ -200,22 +218,22 @@ class Handler(http.server.BaseHTTPRequestHandler):
             time.sleep(60)
         self.send_response(500 if what == "fail" else 400)
         self.end_headers()
-server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-print(server.server_port, flush=True)
-server.serve_forever()
-"""
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_wrong_answers_of_a_server_are_found(monkeypatch, tmp_path):
+    """A server that answers 500, not at all, or ends is found; a plain one passes."""
     part = serving.Serving(tmp_path)
-    part.server = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    output = part.server.stdout
-    part.port = int(output.readline())
-    before, serving.ANSWER_SECONDS = serving.ANSWER_SECONDS, 1.0
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Wrong)
+    part.port = server.server_port
+    part.server = multiprocessing.get_context("fork").Process(target=server.serve_forever)
+    part.server.start()
+    server.server_close()
+    monkeypatch.setattr(serving, "ANSWER_SECONDS", 1.0)
 
     def kind(prompt):
         case = {"method": "POST", "path": "/v1/completions", "headers": [], "cut": None}
-        found = core.failure(part, case | {"body": {"prompt": prompt}})
-        return found and found.kind
+        return getattr(core.failure(part.check, case | {"body": {"prompt": prompt}}), "kind", None)
 
     try:
         assert kind("hello") is None
@@ -223,9 +241,8 @@ server.serve_forever()
         assert kind("wait") == "no answer"
         assert kind("end") == "the server ended"
     finally:
-        serving.ANSWER_SECONDS = before
-        part.close()
-        output.close()
+        part.server.kill()
+        part.server.join()
 
 
 def test_a_training_that_loses_its_place_is_found(monkeypatch, folder):
@@ -240,32 +257,19 @@ def test_a_training_that_loses_its_place_is_found(monkeypatch, folder):
             weights.write_bytes(weights.read_bytes()[:-1])
         return result
 
-    try:
-        assert core.failure(part, case) is None
-        monkeypatch.setattr(isolated, "run", wrong)
-        assert core.failure(part, case).kind == "a resumed training has other weights"
-    finally:
-        part.close()
+    assert not isinstance(core.failure(part.check, case), core.Finding)
+    monkeypatch.setattr(isolated, "run", wrong)
+    assert core.failure(part.check, case).kind == "a resumed training has other weights"
 
 
 @pytest.mark.slow
 def test_the_program_runs_all_parts(tmp_path):
     """The program runs every part and ends with a summary; ``make fuzz`` judges the findings."""
-    command = [
-        sys.executable,
-        "-m",
-        "fuzz",
-        "run",
-        "--minutes",
-        "10",
-        "--cases",
-        "2",
-        "--lanes",
-        "1",
-        "--out",
-    ]
-    environment = core.environment() | {"HOME": os.environ["HOME"]}
-    done = subprocess.run([*command, str(tmp_path)], env=environment, capture_output=True, text=True)
+    words = ["run", "--minutes", "10", "--cases", "2", "--lanes", "1", "--out", str(tmp_path)]
+    tests = Path(__file__).parent
+    environment = os.environ | {"PYTHONPATH": f"{tests}{os.pathsep}{tests.parent}"}
+    command = [sys.executable, "-m", "fuzz", *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode in (0, 1), done.stderr
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert all(part["counted"]["cases"] == 2 for part in summary["parts"].values())

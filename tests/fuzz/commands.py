@@ -1,93 +1,59 @@
 """Every command with wrong values: status 2 and one line, never a traceback, a hang or silent success.
 
 A value is either known to be invalid (the command must refuse it) or odd (the command may run or refuse).
-Values of options that take numbers or choices come from the commands' own declarations.
+Which options take numbers or choices comes from the commands' own declarations, and the keys of recipes from
+theirs.
 """
 
-import random
+import dataclasses
+import inspect
+import json
 from collections import Counter
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 
 from fuzz import isolated
 from fuzz.core import Case, Finding
+from fuzz.drawing import ODD_JSON, drawn_from
 from fuzz.fixtures import CommandPart, Fixtures, command_problem
 from hypermlp.cli import COMMANDS, implementation
+from hypermlp.mad.settings import Settings
+from hypermlp.models import HyperMLPConfig
+from hypermlp.train.recipe import DataSettings, TrainingSettings
 
 NOT_NUMBERS = ("abc", "", "--", "1e", "0x1g", "1,5", "½x", "None", "[]")
-ODD_INTEGERS = ("-1", "0", "1", "-999999999999", "9" * 30, "2147483648", "9223372036854775808")
-ODD_FLOATS = ("nan", "inf", "-inf", "-1", "0", "1e-300", "1e300", "-0.0", "1e-45")
-TEXTS = (
-    "",
-    " ",
-    "nonsense",
-    "/dev/null/x",
-    "a\tb",
-    "\udcff\udcfe",
-    "x" * 5000,
-    "../..",
-    "%s%n",
-    "{}",
-    "-",
-    "é",
-)
-SET_VALUES = (
-    "",
-    "abc",
-    "-1",
-    "0",
-    "nan",
-    "inf",
-    "1e11",
-    "1e308",
-    "9" * 25,
-    "null",
-    "true",
-    "[]",
-    "[1]",
-    "{}",
-    "{a: 1}",
-    "!!python/object:os.system",
+INTEGERS = st.sampled_from((-1, 0, 1, -999999999999, 2**31, 2**63 - 1)) | st.integers(-(10**30), 10**30)
+NUMBERS = {int: INTEGERS.map(str), float: st.floats().map(repr)}
+PRINTABLE = st.characters(codec="utf-8", exclude_categories=("Cc", "Zl", "Zp"))
+TEXTS = st.sampled_from(
+    ("", " ", "nonsense", "/dev/null/x", "a\tb", "\udcff\udcfe", "x" * 5000, "../..", "%s%n", "{}", "-")
+) | st.text(PRINTABLE)
+ODD_YAML = (
     "[1, 2",
     "'",
-    "1.5",
     "&a [*a]",
     "2000-01-01",
-    "🙂",
+    "!!python/object:os.system",
+    "{a: 1}",
+    "abc",
+    "nan",
+    "1e11",
 )
-KEYS = {
-    "model": (
-        "mixer",
-        "hidden_size",
-        "num_hidden_layers",
-        "num_heads",
-        "rank",
-        "block",
-        "sliding_window",
-        "intermediate_size",
-        "nonsense",
-    ),
-    "data": ("source", "context", "tokenizer", "validation", "packing", "nonsense"),
-    "training": (
-        "steps",
-        "batch_tokens",
-        "micro_batch",
-        "learning_rate",
-        "min_learning_rate",
-        "warmup_steps",
-        "weight_decay",
-        "eval_every",
-        "eval_sequences",
-        "save_every",
-        "log_every",
-        "seed",
-        "dtype",
-        "explosion",
-        "keep",
-        "report_to",
-        "sharding",
-        "nonsense",
-    ),
+SET_VALUES = st.sampled_from(ODD_YAML) | ODD_JSON.map(json.dumps)
+SECTIONS = {
+    "model": inspect.signature(HyperMLPConfig.__init__).parameters,
+    "data": [field.name for field in dataclasses.fields(DataSettings)],
+    "training": [field.name for field in dataclasses.fields(TrainingSettings)],
 }
-MAD_KEYS = ("num_train", "num_test", "learning_rate", "width", "seed", "vocab_size", "length", "nonsense")
+KEYS = [f"{section}.{key}" for section, keys in SECTIONS.items() for key in (*keys, "nonsense")]
+MAD_KEYS = [
+    *(field.name for field in dataclasses.fields(Settings)),
+    "learning_rate",
+    "width",
+    "seed",
+    "nonsense",
+]
 MISSHAPEN = (
     "",
     "x",
@@ -100,85 +66,32 @@ MISSHAPEN = (
     "model.=1",
     "training.steps==1",
 )
-# Values that the help or the documents exclude: {command: {argument: values}}.
+MISSHAPEN += ("model.nonsense=1", "data.nonsense=1", "training.nonsense=1", "nonsense.model=1")
+# Values that the help or the documents exclude, by argument.
+PLACES = ("nonsense", "/dev/null/x")
 INVALID = {
-    "sample": {
-        "--tokens": ("0", "-1"),
-        "--temperature": ("-1", "nan"),
-        "--top-k": ("0", "-3"),
-        "checkpoint": ("nonsense", "", "/dev/null/x"),
-    },
-    "serve": {"checkpoint": ("nonsense", "/dev/null/x")},
-    "eval": {
-        "--batch": ("0", "-1"),
-        "--max-length": ("0",),
-        "--limit": ("0", "-2"),
-        "checkpoints": ("nonsense",),
-    },
-    "report": {"places": ("nonsense", "/dev/null/x"), "--out": ("/dev/null/x/y.html", "/")},
-    "flops": {"model": ("nonsense",), "--length": ("0", "-1", "9999999"), "--vocab": ("0", "-1")},
-    "plan": {
-        "recipe": ("nonsense",),
-        "--count": ("0", "-1"),
-        "--nodes": ("0", "-1", "3"),
-        "--vocab": ("0", "-1"),
-        "--utilisation": ("0", "-1", "1.5", "nan", "inf"),
-    },
-    "mad run": {
-        "--mixer": ("nonsense", "X-cg", "no.such:thing"),
-        "--task": ("nonsense",),
-        "--grid": ("nonsense",),
-        "--jobs": ("0", "-1"),
-        "--threads": ("0",),
-        "--device": ("nonsense",),
-        "--gpus": ("-1", "1"),
-    },
-    "mad compare": {"mixers": ("nonsense",), "--task": ("nonsense",), "--jobs": ("0",)},
-    "mad show": {"task": ("nonsense", "")},
-    "study run": {
-        "--labels": ("nonsense", "Q-1"),
-        "--size": ("nonsense",),
-        "--jobs": ("0",),
-        "--threads": ("-1",),
-    },
-    "study tune": {"--labels": ("nonsense",), "--size": ("nonsense",), "--device": ("nonsense",)},
-    "study report": {"folder": ("nonsense", "/dev/null/x")},
-    "study scale": {"--points": ("nonsense",), "--jobs": ("0",)},
-    "study figure": {"folder": ("nonsense", "/dev/null/x")},
-    "verify": {"--only": ("zzzzqq",), "--doc": ("/dev/null/x/y.md",)},
-    "inspect": {
-        "checkpoint": ("nonsense",),
-        "--tokens": ("1", "0", "-1"),
-        "--out": ("/dev/null/x/y.html",),
-        "--prompt": ("@/dev/null/x", ""),
-    },
-    "bench op": {
-        "--label": ("nonsense",),
-        "--batch": ("0", "-1"),
-        "--length": ("1", "0"),
-        "--hidden": ("0",),
-        "--backend": ("nonsense",),
-        "--rounds": ("0",),
-        "--seconds": ("0", "nan", "inf", "-1"),
-        "--softmax-heads": ("0", "7"),
-        "--threads": ("0", "-1"),
-        "--against": ("nonsense",),
-    },
-    "bench table": {
-        "--mixer": ("nonsense",),
-        "--batch": ("0",),
-        "--length": ("0", "-5"),
-        "--rounds": ("2",),
-        "--seconds": ("nan", "0"),
-    },
-    "bench lm": {
-        "--recipe": ("nonsense",),
-        "--mixer": ("nonsense",),
-        "--rounds": ("2", "0"),
-        "--seconds": ("-1",),
-    },
-    "train": {"recipe": ("nonsense", ""), "--init-from": ("nonsense",)},
+    **dict.fromkeys(
+        ("checkpoint", "checkpoints", "folder", "places", "recipe", "model", "--init-from"), PLACES
+    ),
+    **dict.fromkeys(("--mixer", "mixers", "--label", "--labels", "--backend"), ("nonsense", "Q-1", "X-cg")),
+    **dict.fromkeys(
+        ("task", "--task", "--grid", "--size", "--points", "--device", "--recipe"), ("nonsense",)
+    ),
+    **dict.fromkeys(("--batch", "--length", "--vocab", "--count", "--jobs", "--rounds"), ("0", "-1")),
+    **dict.fromkeys(("--tokens", "--threads", "--limit", "--max-length", "--top-k"), ("0", "-1")),
+    "--hidden": ("0",),
+    "--nodes": ("0", "-1", "3"),
+    "--gpus": ("-1", "1"),
+    "--softmax-heads": ("0", "7"),
+    "--temperature": ("-1", "nan"),
+    "--utilisation": ("0", "-1", "1.5", "nan", "inf"),
+    "--seconds": ("0", "-1", "nan", "inf"),
+    "--only": ("zzzzqq",),
+    "--doc": ("/dev/null/x/y.md",),
+    "--prompt": ("@/dev/null/x", ""),
 }
+VALID = {("eval", "--length"), ("mad compare", "--grid")}
+"""Arguments of commands that read such a value together with another option only."""
 # Commands whose smallest valid run is too long or never ends: they only get values that must be refused.
 LONG = {
     "serve",
@@ -191,6 +104,7 @@ LONG = {
     "study scale",
     "bench lm",
     "bench op",
+    "bench window",
     "verify",
     "gpu-check",
     "build",
@@ -221,25 +135,76 @@ def base(name: str, fixtures: Fixtures) -> list[str]:
     }.get(name, [])
 
 
+def takes_value(argument) -> bool:
+    return argument.settings.get("action") not in ("store_true", "store_false")
+
+
+def change(argument, values: SearchStrategy[str], joined: bool = False) -> SearchStrategy[dict]:
+    """Draw a value of an argument, as a word of its own or joined to the option's name."""
+    name = argument.names[0]
+    if not name.startswith("-"):
+        return values.map(lambda value: {"how": "first", "words": [value]})
+    words = values.map(lambda value: [f"{name}={value}"] if joined else [name, value])
+    return words.map(lambda given: {"how": "option", "words": given})
+
+
+def invalid_changes(name: str) -> SearchStrategy[dict]:
+    """Draw a change that the command must refuse."""
+    arguments = implementation(name).arguments
+    unknown = st.sampled_from(("--nonsense", "--nonsense=1", "-Z", "--set-"))
+    ways = [unknown.map(lambda word: {"how": "append", "words": [word]})]
+    for argument in filter(takes_value, arguments):
+        first, settings = argument.names[0], argument.settings
+        values = () if (name, first) in VALID else INVALID.get(first, ())
+        if first.startswith("-"):
+            values += NOT_NUMBERS if settings.get("type") in (int, float) else ()
+            values += ("nonsense",) if settings.get("choices") else ()
+            values += MISSHAPEN if first == "--set" and not name.startswith("mad") else ()
+        elif settings.get("nargs") not in ("?", "*"):
+            ways.append(st.just({"how": "nothing"}))
+        if values:
+            ways.append(change(argument, st.sampled_from(values)))
+    return st.one_of(ways)
+
+
+def odd_changes(name: str) -> SearchStrategy[dict]:
+    """Draw a change that the command may accept or refuse, but must survive."""
+    ways = []
+    for argument in filter(takes_value, implementation(name).arguments):
+        if argument.names[0] == "--set":
+            key = st.sampled_from(MAD_KEYS if name.startswith("mad") else KEYS)
+            values = st.tuples(key, SET_VALUES).map("=".join)
+            ways += [change(argument, values)] * (4 if name == "train" else 1)
+        else:
+            ways.append(change(argument, NUMBERS.get(argument.settings.get("type"), TEXTS), joined=True))
+    return drawn_from(*ways) if ways else TEXTS.map(lambda text: {"how": "append", "words": [text]})
+
+
+def command_lines() -> SearchStrategy[Case]:
+    """Draw a command line. The commands are imported here, not while Hypothesis draws."""
+    lines = []
+    for name in COMMANDS:
+        kinds = {True: invalid_changes(name)} | ({} if name in LONG else {False: odd_changes(name)})
+        lines += [
+            st.fixed_dictionaries(
+                {
+                    "command": st.just(name),
+                    "changes": st.lists(changes, min_size=1, max_size=2),
+                    "refused": st.just(refused),
+                }
+            )
+            for refused, changes in kinds.items()
+        ]
+    return st.one_of(lines)
+
+
 class Commands(CommandPart):
     name = "commands"
+    cases = command_lines
+    share = 16
+    enough = 2_100
     limit = 300.0
     seconds = 90.0
-
-    def draw(self, rng: random.Random) -> Case:
-        name = rng.choice(list(COMMANDS))
-        arguments = implementation(name).arguments
-        refused = name in LONG or rng.random() < 0.6
-        changes = []
-        for _ in range(1 if rng.random() < 0.8 else 2):
-            changes.append(
-                invalid_change(rng, name, arguments) if refused else odd_change(rng, name, arguments)
-            )
-        return {"command": name, "changes": changes, "refused": refused}
-
-    def smaller(self, case):
-        if len(case["changes"]) > 1:
-            yield from (case | {"changes": [change]} for change in case["changes"])
 
     def words(self, case: Case) -> list[str]:
         """Return the command line of a case."""
@@ -271,58 +236,3 @@ def without(words: list[str], option: str) -> list[str]:
         return words
     place = words.index(option)
     return words[:place] + words[place + 2 :]
-
-
-def takes_value(argument) -> bool:
-    return argument.settings.get("action") not in ("store_true", "store_false")
-
-
-def invalid_change(rng: random.Random, name: str, arguments) -> dict:
-    """Return a change that the command must refuse."""
-    options = [a for a in arguments if a.names[0].startswith("-") and takes_value(a)]
-    ways = ["unknown option"] + ["table"] * 4 * (name in INVALID)
-    numbers = [a for a in options if a.settings.get("type") in (int, float)]
-    choices = [a for a in options if a.settings.get("choices")]
-    settable = name in ("train", "flops", "plan", "bench lm") and any(a.names[0] == "--set" for a in options)
-    ways += ["number"] * 2 * bool(numbers) + ["choice"] * bool(choices) + ["set"] * 2 * settable
-    if any(not a.names[0].startswith("-") and a.settings.get("nargs") not in ("?", "*") for a in arguments):
-        ways.append("nothing")
-    way = rng.choice(ways)
-    if way == "table":
-        argument = rng.choice(list(INVALID[name]))
-        value = rng.choice(INVALID[name][argument])
-        if argument.startswith("-"):
-            return {"how": "option", "words": [argument, value]}
-        return {"how": "first", "words": [value]}
-    if way == "number":
-        return {"how": "option", "words": [rng.choice(numbers).names[0], rng.choice(NOT_NUMBERS)]}
-    if way == "choice":
-        return {"how": "option", "words": [rng.choice(choices).names[0], "nonsense"]}
-    if way == "set":
-        section = rng.choice(list(KEYS))
-        bad = rng.choice((*MISSHAPEN, f"{section}.nonsense=1", f"nonsense.{section}=1"))
-        return {"how": "option", "words": ["--set", bad]}
-    if way == "nothing":
-        return {"how": "nothing"}
-    return {"how": "append", "words": [rng.choice(("--nonsense", "--nonsense=1", "-Z", "--set-"))]}
-
-
-def odd_change(rng: random.Random, name: str, arguments) -> dict:
-    """Return a change that the command may accept or refuse, but must survive."""
-    options = [a for a in arguments if takes_value(a)]
-    if not options or (name == "train" and rng.random() < 0.7):
-        argument = next((a for a in arguments if a.names[0] == "--set"), None)
-    else:
-        argument = rng.choice(options)
-    if argument is None:
-        return {"how": "append", "words": [rng.choice(TEXTS)]}
-    first = argument.names[0]
-    if first == "--set":
-        section = rng.choice(list(KEYS))
-        key = rng.choice(MAD_KEYS) if name.startswith("mad") else f"{section}.{rng.choice(KEYS[section])}"
-        return {"how": "option", "words": ["--set", f"{key}={rng.choice(SET_VALUES)}"]}
-    kind = argument.settings.get("type")
-    value = rng.choice(ODD_INTEGERS if kind is int else ODD_FLOATS if kind is float else TEXTS)
-    if not first.startswith("-"):
-        return {"how": "first", "words": [value]}
-    return {"how": "option", "words": [f"{first}={value}"]}

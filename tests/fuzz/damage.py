@@ -10,47 +10,17 @@ import re
 import shutil
 from collections import Counter
 from pathlib import Path
+from typing import Any
+
+import yaml
+from hypothesis import strategies as st
 
 from fuzz import isolated
 from fuzz.core import Case, Finding
+from fuzz.drawing import ODD_JSON, SEEDS
 from fuzz.fixtures import CommandPart, command_problem
 
-WAYS = (
-    "flip",
-    "flip",
-    "truncate",
-    "empty",
-    "garbage",
-    "delete",
-    "swap",
-    "insert",
-    "folder",
-    "json",
-    "json",
-    "json",
-)
-WRONG = (
-    None,
-    True,
-    -1,
-    0,
-    1e308,
-    10**30,
-    -(10**18),
-    "",
-    "nonsense",
-    [],
-    {},
-    [[]],
-    {"a": {}},
-    0.5,
-    "NaN",
-    "x" * 3000,
-    "object",
-    "../../x",
-    [None],
-    "1",
-)
+WAYS = ("flip", "flip", "truncate", "empty", "garbage", "delete", "swap", "insert", "folder", *["json"] * 3)
 MODEL_FILES = (
     "model.safetensors",
     "config.json",
@@ -84,25 +54,26 @@ COMMANDS = {  # what is damaged -> commands that read it; RUN, RECIPE, RECORDS a
 }
 
 
+@st.composite
+def damages(draw) -> Case:
+    what = draw(st.sampled_from(("run", "run", "checkpoint", "data", "data", "recipe", "records")))
+    damage = st.fixed_dictionaries(
+        {"file": st.integers(0, 2**16), "way": st.sampled_from(WAYS), "seed": SEEDS, "value": ODD_JSON}
+    )
+    case = {"what": what, "command": draw(st.sampled_from(COMMANDS[what]))}
+    case["damages"] = [draw(damage) for _ in range(draw(st.sampled_from((1, 1, 1, 1, 2))))]
+    if what in ("run", "checkpoint") and draw(st.booleans()):
+        case["damages"][0]["name"] = draw(st.sampled_from(MODEL_FILES))
+    return case
+
+
 class Damage(CommandPart):
     name = "damage"
+    cases = damages
+    share = 11
+    enough = 550
     limit = 400.0
     seconds = 120.0
-
-    def draw(self, rng: random.Random) -> Case:
-        what = rng.choice(("run", "run", "checkpoint", "data", "data", "recipe", "records"))
-        damages = [
-            {"file": rng.randrange(2**16), "way": rng.choice(WAYS), "seed": rng.randrange(2**32)}
-            for _ in range(1 if rng.random() < 0.8 else 2)
-        ]
-        model_file = what in ("run", "checkpoint") and rng.random() < 0.4
-        if model_file:
-            damages[0]["name"] = rng.choice(MODEL_FILES)
-        return {"what": what, "command": rng.choice(COMMANDS[what]), "damages": damages}
-
-    def smaller(self, case):
-        if len(case["damages"]) > 1:
-            yield from (case | {"damages": [damage]} for damage in case["damages"])
 
     def check_in(self, case, place):
         paths = self._copy(place)
@@ -138,11 +109,8 @@ class Damage(CommandPart):
         """Return the sealed folders in which a file of the model differs from the good one."""
         broken = []
         for folder in sorted(path.parent for path in self.fixtures.run.glob("*/complete.json")):
-            copy = run / folder.name
-            names = ("model.safetensors",)  # the others may be edited by hand
-            if (copy / "complete.json").is_file() and any(
-                _differs(folder / name, copy / name) for name in names
-            ):
+            copy, weights = run / folder.name, "model.safetensors"  # other files may be edited by hand
+            if (copy / "complete.json").is_file() and _differs(folder / weights, copy / weights):
                 broken.append(copy)
         return broken
 
@@ -182,7 +150,7 @@ def damage_file(target: Path, damage: dict) -> str:
     elif way == "swap":
         path.write_bytes(rng.choice(files).read_bytes())
     elif way == "json":
-        return f"{path.name} ({damage_json(path, rng)})"
+        return f"{path.name} ({damage_json(path, rng, damage.get('value'))})"
     else:
         path.write_bytes(damaged(content, way, rng))
     return f"{path.name} ({way})"
@@ -203,38 +171,30 @@ def damaged(content: bytearray, way: str, rng: random.Random) -> bytes:
     return bytes(content)
 
 
-def damage_json(path: Path, rng: random.Random) -> str:
-    """Replace or remove one value in a file of JSON, JSON lines or YAML; return what was done."""
-    import yaml
-
+def damage_json(path: Path, rng: random.Random, value: Any) -> str:
+    """Replace one value in a file of JSON, JSON lines or YAML, or remove it; return what was done."""
     text = path.read_text(errors="replace")
     try:
         if path.suffix == ".yaml":
             tree = yaml.safe_load(text)
+        elif path.suffix == ".json":
+            tree = json.loads(text)
         else:
-            tree = (
-                [json.loads(line) for line in text.splitlines()]
-                if path.suffix == ".jsonl"
-                else json.loads(text)
-            )
+            tree = [json.loads(line) for line in text.splitlines()]
     except (ValueError, yaml.YAMLError):  # an earlier damage left no such text
         return "unchanged"
     holder = [tree]
-    parent, key = holder, 0
-    while True:
-        child = parent[key]
-        keys = (
-            list(child) if isinstance(child, dict) else range(len(child)) if isinstance(child, list) else []
-        )
-        if not keys or (rng.random() < 0.25 and parent is not holder):
-            break
-        parent, key = child, rng.choice(keys)
+    parent: Any = holder
+    key: Any = 0
+    while isinstance(parent[key], dict | list) and parent[key] and (parent is holder or rng.random() < 0.75):
+        parent = parent[key]
+        key = rng.choice(list(parent) if isinstance(parent, dict) else range(len(parent)))
     if rng.random() < 0.2 and parent is not holder:
         del parent[key]
         done = f"without {key}"
     else:
-        parent[key] = rng.choice(WRONG)
-        done = f"{key} = {str(parent[key])[:40]!r}"
+        parent[key] = value
+        done = f"{key} = {str(value)[:40]!r}"
     tree = holder[0]
     if path.suffix == ".jsonl" and isinstance(tree, list):
         path.write_text("".join(json.dumps(line) + "\n" for line in tree))

@@ -5,15 +5,16 @@ sequence as plain arrays; every output is compared with the oracle's outputs for
 oracle: they are compared with their own forward pass over the whole history.
 """
 
-import random
 from collections import Counter
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
 
 from fuzz import layer_oracle
 from fuzz.compare import shares, worst_place
 from fuzz.core import Case, Finding, Part
+from fuzz.drawing import SEEDS, drawn_from, once_in, weighted
 from hypermlp.errors import UserError
 from hypermlp.label import PAPER_ROWS
 from hypermlp.layers import build_mixer
@@ -57,42 +58,63 @@ class History:
         self.x, self.starts = self.x[:, :length], self.starts[:, :length]
 
 
+@st.composite
+def layer_settings(draw) -> dict:
+    settings = {"num_heads": draw(st.integers(1, 2)), "rank": draw(st.sampled_from((1, 3)))}
+    added = draw(weighted(nothing=5, registers=1, canon=1))
+    if added == "registers":
+        settings["num_registers"] = draw(st.sampled_from((1, 2, 5)))
+    elif added == "canon":
+        settings["canon"] = True
+    if draw(once_in(3)):
+        settings["conv_kernel"] = draw(st.sampled_from((1, 2, 3, 6)))
+    return settings
+
+
+def step(do: str, **values: st.SearchStrategy) -> st.SearchStrategy[dict]:
+    return st.fixed_dictionaries({"do": st.just(do), **values})
+
+
+FEED = step("feed", count=st.sampled_from((1, 1, 1, 2, 3, 5, 9)), **{"repeat starts": st.booleans()})
+CHANGES = [
+    step(do, draw=st.integers(0, 2**16 - 1)) for do in ("reorder", "repeat", "crop", "clone", "detach")
+]
+STEPS = drawn_from(*[FEED] * 8, *CHANGES, step("mistake", what=st.sampled_from(MISTAKES)))
+
+
+@st.composite
+def programs(draw) -> Case:
+    def one(*values):
+        return draw(st.sampled_from(values))
+
+    baseline = draw(once_in(5))
+    mixer = one(*sorted(BASELINES if baseline else PAPER_ROWS))
+    recurrent = baseline and mixer not in ("softmax", "softmax-naive", "diff", "fox")
+    settings = {} if baseline else draw(layer_settings())
+    growing = baseline or "num_registers" in settings or "canon" in settings
+    static = not growing and draw(once_in(4))
+    return {
+        "seed": draw(SEEDS),
+        "mixer": mixer,
+        "settings": settings,
+        "backend": "auto" if baseline else one(*BACKENDS),
+        "dtype": "float64" if baseline else draw(weighted(float64=4, float32=1, bfloat16=1)),
+        "batch": draw(st.integers(1, 3)),
+        "starts": one("none", "none", "padding", "packed", *[] if recurrent else ["window"]),
+        "width": draw(st.integers(1, 8)),
+        "rollback": one(0, 1, 3, 128),
+        "capacity": one(8, 12, LIMIT) if static else 0,
+        "gradients": not static and draw(once_in(7)),
+        "steps": draw(st.lists(STEPS, min_size=2, max_size=9)),
+    }
+
+
 class Decoding(Part):
     name = "decoding"
 
-    def draw(self, rng: random.Random) -> Case:
-        baseline = rng.random() < 0.2
-        mixer = rng.choice(sorted(BASELINES)) if baseline else rng.choice(sorted(PAPER_ROWS))
-        recurrent = baseline and mixer not in ("softmax", "softmax-naive", "diff", "fox")
-        kind = rng.choice(("none", "none", "padding", "packed") + (() if recurrent else ("window",)))
-        settings = {} if baseline else draw_settings(rng)
-        growing = baseline or "num_registers" in settings or "canon" in settings
-        static = not growing and rng.random() < 0.25
-        return {
-            "seed": rng.randrange(2**32),
-            "mixer": mixer,
-            "settings": settings,
-            "backend": "auto" if baseline else rng.choice(BACKENDS),
-            "dtype": "float64" if baseline else rng.choice(("float64",) * 4 + ("float32", "bfloat16")),
-            "batch": rng.randint(1, 3),
-            "starts": kind,
-            "width": rng.randint(1, 8),
-            "rollback": rng.choice((0, 1, 3, 128)),
-            "capacity": rng.choice((8, 12, LIMIT)) if static else 0,
-            "gradients": not static and rng.random() < 0.15,
-            "steps": [draw_step(rng) for _ in range(rng.randint(2, 9))],
-        }
-
-    def smaller(self, case):
-        steps = case["steps"]
-        for i in range(len(steps)):
-            yield case | {"steps": steps[:i] + steps[i + 1 :]}
-        for i, step in enumerate(steps):
-            if step["do"] == "feed" and step["count"] > 1:
-                yield case | {"steps": [*steps[:i], step | {"count": step["count"] // 2}, *steps[i + 1 :]]}
-        plain = {"batch": 1, "starts": "none", "capacity": 0, "rollback": 128, "gradients": False}
-        plain |= {"settings": {}, "backend": "reference", "dtype": "float64"}
-        yield from (case | {name: value} for name, value in plain.items())
+    cases = programs
+    share = 12
+    enough = 5_200
 
     def check(self, case):
         torch.set_num_threads(1)
@@ -101,30 +123,6 @@ class Decoding(Part):
             for step in case["steps"]:
                 getattr(program, step["do"].replace(" ", "_"))(step)
         return program.counted
-
-
-def draw_settings(rng: random.Random) -> dict:
-    settings: dict = {"num_heads": rng.choice((1, 2)), "rank": rng.choice((1, 3))}
-    if rng.random() < 0.15:
-        settings["num_registers"] = rng.choice((1, 2, 5))
-    elif rng.random() < 0.15:
-        settings["canon"] = True
-    if rng.random() < 0.3:
-        settings["conv_kernel"] = rng.choice((1, 2, 3, 6))
-    return settings
-
-
-def draw_step(rng: random.Random) -> dict:
-    do = rng.choice(
-        ("feed",) * 8 + ("one", "one", "one", "reorder", "repeat", "crop", "clone", "detach", "mistake")
-    )
-    if do == "feed":
-        return {"do": do, "count": rng.choice((1, 1, 2, 3, 5, 9)), "repeat starts": rng.random() < 0.6}
-    if do == "one":
-        return {"do": "feed", "count": 1, "repeat starts": rng.random() < 0.5}
-    if do == "mistake":
-        return {"do": do, "what": rng.choice(MISTAKES)}
-    return {"do": do, "draw": rng.randrange(2**16)}
 
 
 def new_layer(case: Case, backend: str, dtype: torch.dtype):

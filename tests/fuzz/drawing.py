@@ -1,16 +1,46 @@
-"""Random ``starts`` of every kind, and steps towards smaller cases."""
-
-import random
+"""Strategies that several parts share: seeds, rare switches, odd values, and ``starts`` of every kind."""
 
 import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+SEEDS = st.integers(0, 2**32 - 1)
+ODD = (
+    None, True, -1, 0, 1, 10**30, -(10**18), 0.5, 1e308, 1e-300, "", "1", "nonsense", "NaN", "\x00",
+    "é🙂\u202e", "../../x", "x" * 3000, [], [[]], [None], [1, 2], ["a", "b"], {}, {"a": 1}, {"a": {}},
+)  # fmt: skip
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+ODD_JSON = st.sampled_from(ODD) | st.recursive(
+    SCALARS | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=4
+)
+"""Values that JSON can hold, mostly wrong ones."""
 
 
-def draw_starts(rng: random.Random, length: int) -> dict:
-    """Return the description of ``starts`` for ``length`` positions."""
-    kind = rng.choice(("none", "none", "padding", "packed", "window", "rows"))
-    if kind == "window":
-        return {"kind": kind, "width": rng.randint(1, max(1, length))}
-    return {"kind": kind} if kind == "none" else {"kind": kind, "seed": rng.randrange(2**32)}
+def once_in(times: int) -> SearchStrategy[bool]:
+    return st.sampled_from([False] * (times - 1) + [True])
+
+
+def drawn_from(*strategies: SearchStrategy) -> SearchStrategy:
+    """Draw from one of the strategies, more often from one that is given several times."""
+    return st.integers(0, len(strategies) - 1).flatmap(lambda i: strategies[i])
+
+
+def weighted(**weights: int) -> SearchStrategy[str]:
+    """Draw a name as often as its weight says; the first is the simplest."""
+    return st.sampled_from([name for name, weight in weights.items() for _ in range(weight)])
+
+
+NO_STARTS = st.just({"kind": "none"})
+STARTS = drawn_from(
+    NO_STARTS,
+    NO_STARTS,
+    st.fixed_dictionaries({"kind": st.just("window"), "width": st.integers(1, 9)}),
+    *(
+        st.fixed_dictionaries({"kind": st.just(kind), "seed": SEEDS})
+        for kind in ("padding", "packed", "rows")
+    ),
+)
+"""Descriptions of ``starts``, which ``starts_array`` reads."""
 
 
 def starts_array(described: dict, batch: int, queries: int, earlier: int) -> np.ndarray | None:
@@ -39,12 +69,3 @@ def _packed(rng, positions):
     rows = np.array([max([0, *begins[begins <= t]]) for t in positions])
     rows = np.maximum(rows, padding)
     return np.minimum(rows, positions + 1)
-
-
-def smaller_numbers(case: dict, least: dict):
-    """Yield cases in which one number is its least value, or nearer to it."""
-    for name, low in least.items():
-        value = case[name]
-        for candidate in dict.fromkeys((low, (low + value) // 2, value - 1)):
-            if low <= candidate < value:
-                yield case | {name: candidate}

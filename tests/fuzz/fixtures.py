@@ -75,9 +75,6 @@ class CommandPart(Part):
         """Do what ``check`` does, with a folder that is removed afterwards."""
         raise NotImplementedError
 
-    def close(self):
-        isolated.close()
-
 
 def command_problem(name: str, result: isolated.Result, *, refused: bool) -> tuple[str, str] | None:
     """Return the kind and the message of a broken promise of the command line; None if all hold."""

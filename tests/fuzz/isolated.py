@@ -1,35 +1,34 @@
 """Run the command line in a fresh process that begins with everything imported.
 
-A server process imports the package once and forks a child for each call, so that no call sees what another
-left behind. The child is limited in time, memory and file sizes.
+A fork server imports the package once, so that no call sees what another left behind. The process is limited
+in time, memory and file sizes.
 """
 
-import contextlib
-import importlib
-import json
+import multiprocessing
 import os
 import resource
 import signal
-import subprocess
 import sys
 import time
 import traceback
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import NamedTuple
 
-from fuzz.core import die_with_parent, environment
+from fuzz.core import die_with_parent
 
 PRELOADED = [
     "hypermlp.cli", "hypermlp.train.run", "hypermlp.mad.training", "hypermlp.commands.sample",
     "hypermlp.commands.report", "hypermlp.commands.study", "hypermlp.commands.inspect",
-    "hypermlp.commands.plan", "hypermlp.commands.flops", "hypermlp.commands.bench",
+    "hypermlp.commands.plan", "hypermlp.commands.flops", "hypermlp.commands.bench", "fuzz.isolated",
 ]  # fmt: skip
 MEMORY = 24 << 30  # bytes of address space; PyTorch's libraries map a few
 FILE_SIZE = 1 << 28
 POLL = 0.02  # seconds
 GRACE = 60.0  # seconds that a command has to end by itself after a signal that it can handle
 TRACEBACK = 70
-"""Exit status of a child whose command raised anything but SystemExit."""
+"""Exit status of a process whose command raised anything but SystemExit."""
 
 
 class Result(NamedTuple):
@@ -45,81 +44,55 @@ class Result(NamedTuple):
     ended: bool = False
 
 
-_server: "subprocess.Popen[str] | None" = None
+def start(words: list[str], folder: Path) -> ForkServerProcess:
+    """Start ``hypermlp WORDS`` in ``folder``; its output goes to the files .stdout and .stderr there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    started, other = context.Pipe(duplex=False)
+    process = context.Process(target=_run, args=(words, folder, other))
+    process.start()
+    other.close()
+    started.poll(GRACE)
+    return process
+
+
+def end(process: ForkServerProcess, number: signal.Signals = signal.SIGKILL) -> None:
+    """Send a signal to a process and all that it started."""
+    if process.exitcode is None:
+        os.killpg(process.pid, number)
 
 
 def run(
     words: list[str], folder: Path, *, seconds: float = 60.0, ending: signal.Signals = signal.SIGKILL
 ) -> Result:
     """Run ``hypermlp WORDS`` in ``folder``. After ``seconds`` it gets the signal ``ending``."""
-    global _server
-    folder.mkdir(parents=True, exist_ok=True)
-    if _server is None or _server.poll() is not None:
-        _server = subprocess.Popen(
-            [sys.executable, "-m", "fuzz.isolated"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
-        )  # fmt: skip
-    assert _server.stdin is not None
-    assert _server.stdout is not None
-    began = time.monotonic()
-    order = {"words": words, "folder": str(folder), "seconds": seconds, "ending": int(ending)}
-    _server.stdin.write(json.dumps(order) + "\n")
-    _server.stdin.flush()
-    status, ended = json.loads(_server.stdout.readline())
-    paths = (folder / ".stdout", folder / ".stderr")
-    texts = [path.read_bytes().decode(errors="replace") if path.exists() else "" for path in paths]
+    process, began = start(words, folder), time.monotonic()
+    status, ended = _wait(process, seconds), False
+    if status is None:
+        end(process, ending)
+        status, ended = _wait(process, GRACE if ending != signal.SIGKILL else 0.0), True
+    end(process)
+    process.join()
+    texts = [(folder / name).read_bytes().decode(errors="replace") for name in (".stdout", ".stderr")]
     return Result(status, *texts, time.monotonic() - began, ended)
 
 
-def close() -> None:
-    """End the server."""
-    global _server
-    if _server is not None:
-        assert _server.stdin is not None
-        assert _server.stdout is not None
-        _server.stdin.close()
-        _server.wait()
-        _server.stdout.close()
-        _server = None
-
-
-def serve() -> None:
-    """Run commands that standard input names, one after another, each in a fork; print each status."""
-    die_with_parent()
-    for name in PRELOADED:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    for line in sys.stdin:
-        order = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            _child(order["words"], order["folder"])
-        status, ended = _wait(child, order["seconds"]), False
-        if status is None:
-            os.killpg(child, order["ending"])
-            status, ended = _wait(child, GRACE if order["ending"] != signal.SIGKILL else 0.0), True
-        if status is None:
-            os.killpg(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        print(json.dumps((status, ended)), flush=True)
-
-
-def _wait(child: int, seconds: float) -> int | None:
-    """Return the exit status; None if the child still runs after ``seconds``."""
+def _wait(process: ForkServerProcess, seconds: float) -> int | None:
+    """Return the exit status; None if the process still runs after ``seconds``."""
     for _ in range(int(seconds / POLL)):  # polls, because a machine may be suspended
-        found, status = os.waitpid(child, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(POLL)
+        process.join(POLL)
+        if process.exitcode is not None:
+            return process.exitcode
     return None
 
 
-def _child(words: list[str], folder: str) -> None:
+def _run(words: list[str], folder: Path, started: Connection) -> None:
     """Run a command and end the process with its status."""
     die_with_parent()
     os.setsid()  # a group of its own, which can be ended as a whole
     for number, path in ((1, ".stdout"), (2, ".stderr")):
-        file = os.open(Path(folder) / path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        file = os.open(folder / path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.stdin, sys.stdout = os.fdopen(0, "r"), os.fdopen(1, "w")
@@ -133,6 +106,8 @@ def _child(words: list[str], folder: str) -> None:
     from hypermlp.cli import main
 
     torch.set_num_threads(1)
+    started.send(True)
+    started.close()
     try:
         status = main(words)
     except SystemExit as stop:
@@ -143,7 +118,3 @@ def _child(words: list[str], folder: str) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
-
-
-if __name__ == "__main__":
-    serve()

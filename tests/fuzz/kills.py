@@ -4,36 +4,36 @@ The weights at the end must be those of the training that was never ended, bit f
 process no chance; after SIGTERM it must save a checkpoint and end with status 0.
 """
 
-import random
 import signal
 from collections import Counter
 from pathlib import Path
 
+from hypothesis import strategies as st
+
 from fuzz import isolated
-from fuzz.core import Case, Finding
+from fuzz.core import Finding
+from fuzz.drawing import weighted
 from fuzz.fixtures import CommandPart
 
 STEPS = 6
-MOST_KILLS = 8
-"""After so many, the training runs to its end."""
+
+
+def kills():
+    """Draw signals and when they come; after these, the training runs to its end."""
+    one = st.tuples(st.floats(0.02, 2.0), weighted(SIGKILL=2, SIGTERM=1)).map(list)
+    return st.fixed_dictionaries({"kills": st.lists(one, min_size=1, max_size=8)})
 
 
 class Kills(CommandPart):
     name = "kills"
+    cases = kills
+    share = 4
     limit = 600.0
     seconds = 120.0
 
     def __init__(self, folder: Path):
         super().__init__(folder)
         self._weights: bytes | None = None
-
-    def draw(self, rng: random.Random) -> Case:
-        count, signals = rng.randint(1, MOST_KILLS), ("SIGKILL", "SIGKILL", "SIGTERM")
-        return {"kills": [[round(rng.uniform(0.02, 2.0), 2), rng.choice(signals)] for _ in range(count)]}
-
-    def smaller(self, case):
-        for i in range(len(case["kills"])):
-            yield {"kills": case["kills"][:i] + case["kills"][i + 1 :]}
 
     def check_in(self, case, place):
         if self._weights is None:

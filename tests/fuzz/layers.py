@@ -5,16 +5,16 @@ along it comes from central differences at two distances. If these disagree, a s
 on the way, and the case says nothing about gradients.
 """
 
-import random
 from collections import Counter
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
 
 from fuzz import layer_oracle
-from fuzz.core import Case, Finding, Part
-from fuzz.decoding import BACKENDS, draw_settings, new_layer
-from fuzz.drawing import draw_starts, smaller_numbers, starts_array
+from fuzz.core import Finding, Part
+from fuzz.decoding import BACKENDS, layer_settings, new_layer
+from fuzz.drawing import SEEDS, STARTS, starts_array
 from hypermlp.label import PAPER_ROWS
 
 TIGHT = 1e-10
@@ -23,27 +23,27 @@ DIFFERENCE = 1e-6
 """Largest error of a derivative, relative to the sum of the magnitudes of its terms."""
 
 
+def layer_cases():
+    return st.fixed_dictionaries(
+        {
+            "seed": SEEDS,
+            "mixer": st.sampled_from(sorted(PAPER_ROWS)),
+            "settings": layer_settings(),
+            "backend": st.sampled_from(BACKENDS),
+            "batch": st.integers(1, 2),
+            "length": st.integers(1, 9),
+            "starts": STARTS,
+            "only": st.sampled_from(("everything", "x", "one parameter")),
+        }
+    )
+
+
 class Layers(Part):
     name = "layer"
 
-    def draw(self, rng: random.Random) -> Case:
-        length = rng.randint(1, 9)
-        return {
-            "seed": rng.randrange(2**32),
-            "mixer": rng.choice(sorted(PAPER_ROWS)),
-            "settings": draw_settings(rng),
-            "backend": rng.choice(BACKENDS),
-            "batch": rng.randint(1, 2),
-            "length": length,
-            "starts": draw_starts(rng, length),
-            "only": rng.choice(("everything", "x", "one parameter")),
-        }
-
-    def smaller(self, case):
-        yield from smaller_numbers(case, {"batch": 1, "length": 1})
-        yield from (
-            case | {name: value} for name, value in {"settings": {}, "starts": {"kind": "none"}}.items()
-        )
+    cases = layer_cases
+    share = 2
+    enough = 3_000
 
     def check(self, case):
         torch.set_num_threads(1)

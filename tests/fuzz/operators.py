@@ -1,30 +1,68 @@
 """The operator: every backend against the oracle, outputs and gradients, in every dtype and magnitude."""
 
-import random
+import functools
 from collections import Counter
+from typing import ClassVar
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
 
 from fuzz import oracle
 from fuzz.compare import Expected
 from fuzz.core import Case, Finding, Part
-from fuzz.drawing import draw_starts, smaller_numbers, starts_array
+from fuzz.drawing import SEEDS, STARTS, once_in, starts_array, weighted
 from hypermlp.errors import UserError
 from hypermlp.ops import Mix, hyper_attention
 from hypermlp.ops.arguments import Request
 from hypermlp.ops.dispatch import BACKENDS
 
-DTYPES = {"float64": 8, "float32": 6, "bfloat16": 3, "float16": 3}
-"""Names of dtypes, and how often each is drawn."""
-LEAST = {
-    "batch": 1, "queries": 1, "earlier": 0, "heads": 1, "qk_dim": 1, "vo_dim": 1, "rank": 1, "spare_slots": 0,
-    "threads": 1,
-}  # fmt: skip
-PLAIN = {
-    "score_exponent": 0.0, "value_exponent": 0.0, "grad_exponent": 0.0, "mix_scale": 0.3, "eps": 1e-12,
-    "zeros": "none", "strided": False, "starts": {"kind": "none"}, "layout": "lag", "mix_float32": False,
-}  # fmt: skip
+SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 33)
+SMALL_SIZES = (1, 2, 3, 5, 8, 16)
+REACH = {"float16": 4.0, "float64": 30.0}
+"""How many powers of ten scores may be from 1, where it is not 18."""
+
+
+@st.composite
+def operator_cases(draw, small=False):
+    """Draw a case; a small one suits Triton's interpreter."""
+
+    def one(*values):
+        return draw(st.sampled_from(values))
+
+    dtype = draw(weighted(**{} if small else {"float64": 8}, float32=6, bfloat16=3, float16=3))
+    long = not small and draw(once_in(70))
+    extreme, reach = draw(st.booleans()), REACH.get(dtype, 18.0)
+
+    def exponent(low, high, used=True):
+        return draw(st.floats(low, high)) if extreme and used else 0.0
+
+    size = st.sampled_from(SMALL_SIZES if small else SIZES)
+    return {
+        "seed": draw(SEEDS),
+        "dtype": dtype,
+        "mix_float32": dtype in ("bfloat16", "float16") and draw(st.booleans()),
+        "activation": one("relu", "glu", "softmax"),
+        "layout": one("lag", "lag", "forward"),
+        "mixes": one("", "1", "2", "12", "12", "12"),
+        "batch": 1 if long or small else draw(st.integers(1, 3)),
+        "queries": one(40, 65, 130) if long else draw(st.integers(1, 5 if small else 9)),
+        "earlier": one(0, 0, 70) if long else one(0, 0, draw(st.integers(0, 3 if small else 6))),
+        "heads": one(1, 2, 2) if small else one(1, 2, 2, 3),
+        "qk_dim": draw(size),
+        "vo_dim": draw(size),
+        "rank": one(1, 2, 3, 4) if small else one(1, 2, 3, 4, 5, 8, 16, 17),
+        "spare_slots": one(0, 0, 1, 5),
+        "starts": draw(STARTS),
+        "score_exponent": exponent(-reach, reach),
+        "value_exponent": exponent(-reach / 2, reach / 2, draw(st.booleans())),
+        "grad_exponent": exponent(-0.3 * reach, 0.3 * reach, draw(once_in(3))),
+        "mix_scale": one(0.3, 0.02, 1.0, 10.0),
+        "eps": one(1e-12, 1e-12, 1e-6, 1.0, 2.0**-126),
+        "zeros": one(*["none"] * 6, "all", "queries", "some", "values"),
+        "strided": draw(once_in(3)),
+        "threads": one(1, 1, 1, 1, 1, 1, 1, 2),
+    }
 
 
 def runs(backends: tuple[str, ...], case: Case) -> list[str]:
@@ -37,51 +75,13 @@ def runs(backends: tuple[str, ...], case: Case) -> list[str]:
 
 class Operators(Part):
     name = "operator"
-    backends = ("reference", "blocked", "native", "sdpa")
-    sizes = (1, 1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 33)
+    cases = operator_cases
+    share = 46
+    backends: tuple[str, ...] = ("reference", "blocked", "native", "sdpa")
 
     def __init__(self, folder):
         super().__init__(folder)
         self.present = tuple(name for name in self.backends if BACKENDS[name].unavailable() is None)
-
-    def draw(self, rng: random.Random) -> Case:
-        long = rng.random() < 0.015
-        dtype = rng.choices(list(DTYPES), weights=list(DTYPES.values()))[0]
-        half = dtype in ("bfloat16", "float16")
-        extreme = rng.random() < 0.5
-        reach = {"float16": 4.0, "float64": 30.0}.get(dtype, 18.0)
-        queries = rng.choice((40, 65, 130)) if long else rng.randint(1, 9)
-        earlier = rng.choice((0, 0, rng.randint(0, 6), 70 if long else 0))
-        return {
-            "seed": rng.randrange(2**32),
-            "dtype": dtype,
-            "mix_float32": half and rng.random() < 0.5,
-            "activation": rng.choice(("relu", "glu", "softmax")),
-            "layout": rng.choice(("lag", "lag", "forward")),
-            "mixes": rng.choice(("", "1", "2", "12", "12", "12")),
-            "batch": 1 if long else rng.randint(1, 3),
-            "queries": queries,
-            "earlier": earlier,
-            "heads": rng.choice((1, 2, 2, 3)),
-            "qk_dim": rng.choice(self.sizes),
-            "vo_dim": rng.choice(self.sizes),
-            "rank": rng.choice((1, 2, 3, 4, 5, 8, 16, 17)),
-            "spare_slots": rng.choice((0, 0, 1, 5)),
-            "starts": draw_starts(rng, queries + earlier),
-            "score_exponent": rng.uniform(-min(reach, 30), reach) if extreme else 0.0,
-            "value_exponent": rng.uniform(-reach, reach) * 0.5 if extreme and rng.random() < 0.5 else 0.0,
-            "grad_exponent": rng.uniform(-reach, reach) * 0.3 if extreme and rng.random() < 0.3 else 0.0,
-            "mix_scale": rng.choice((0.02, 0.3, 0.3, 1.0, 10.0)),
-            "eps": rng.choice((1e-12, 1e-12, 1e-6, 1.0, 2.0**-126)),
-            "zeros": rng.choice(("none",) * 6 + ("all", "queries", "some", "values")),
-            "strided": rng.random() < 0.3,
-            "threads": rng.choice((1,) * 7 + (2,)),
-        }
-
-    def smaller(self, case):
-        yield from smaller_numbers(case, LEAST)
-        yield from (case | {name: value} for name, value in PLAIN.items())
-        yield from (case | {"mixes": mixes} for mixes in ("", "1", "2") if mixes in case["mixes"])
 
     def rounding(self, dtype: str) -> str | None:
         """Return the dtype to which intermediate results are rounded; None for that of the computation."""
@@ -197,18 +197,13 @@ def run_backend(backend, case, tensors, do, starts):
 
 
 class TritonOperators(Operators):
-    """The same for backend "triton" in Triton's interpreter, which needs TRITON_INTERPRET=1 and is slow."""
+    """The same for backend "triton" in Triton's interpreter, which is slow."""
 
     name = "triton"
+    cases = functools.partial(operator_cases, small=True)
+    share = 4
+    environment: ClassVar = {"TRITON_INTERPRET": "1"}
     backends = ("reference", "triton")
-    sizes = (1, 2, 3, 5, 8, 16)
 
     def rounding(self, dtype):
         return dtype  # matrix products take factors in the dtype of the tensors, and gradients use the output
-
-    def draw(self, rng):
-        case = super().draw(rng)
-        small = {"batch": 1, "queries": min(case["queries"], 5), "earlier": min(case["earlier"], 3)}
-        case |= small | {"rank": min(case["rank"], 4), "heads": min(case["heads"], 2)}
-        case["dtype"] = "float32" if case["dtype"] == "float64" else case["dtype"]
-        return case | {"starts": draw_starts(rng, case["queries"] + case["earlier"])}

@@ -5,19 +5,19 @@ so that they can be wrong in every layer: the line, the headers, the body, the J
 """
 
 import json
-import os
-import random
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import Counter
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from hypothesis import strategies as st
+
 from fuzz import isolated
-from fuzz.core import Case, Finding, Part, die_with_parent, environment
+from fuzz.core import Case, Finding, Part
+from fuzz.drawing import ODD_JSON, drawn_from, once_in
 from fuzz.fixtures import Fixtures
+from hypermlp.serve.request import NEUTRAL, READ
 
 PATHS = (
     *("/v1/completions",) * 12,
@@ -33,55 +33,8 @@ PATHS = (
     "/load_model",
 )
 METHODS = ("POST",) * 16 + ("GET", "GET", "PUT", "DELETE", "PATCH", "NONSENSE", "", "GET /x")
-FIELDS = (
-    "model",
-    "prompt",
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "seed",
-    "stream",
-    "stop",
-    "n",
-    "logprobs",
-    "messages",
-    "echo",
-    "suffix",
-    "best_of",
-    "logit_bias",
-    "frequency_penalty",
-    "generation_config",
-)
-VALUES = (
-    None,
-    True,
-    False,
-    -1,
-    0,
-    1,
-    10**30,
-    -(10**30),
-    1e308,
-    1e-300,
-    0.5,
-    "",
-    "nonsense",
-    "\x00",
-    "é🙂\u202e",
-    "x" * 3000,
-    [],
-    [[]],
-    [1, 2],
-    ["a", "b"],
-    {},
-    {"a": 1},
-    [None],
-    "NaN",
-    "../../etc/passwd",
-    [{"role": "user", "content": "hi"}],
-    [{"role": 5}],
-    [{"role": "user", "content": None}],
-)
+FIELDS = (*READ, *NEUTRAL, "messages", "generation_config")
+MESSAGES = ([{"role": "user", "content": "hi"}], [{"role": 5}], [{"role": "user", "content": None}])
 BROKEN = (
     b"",
     b"{",
@@ -116,42 +69,44 @@ ANSWER_SECONDS = 45.0
 BODY = {"prompt": "hello", "max_tokens": 2}
 
 
+@st.composite
+def requests(draw) -> Case:
+    case: Case = {
+        "method": draw(st.sampled_from(METHODS)),
+        "path": draw(st.sampled_from(PATHS)),
+        "headers": [draw(st.sampled_from(HEADERS))] if draw(once_in(4)) else [],
+        "cut": draw(st.floats(0, 1)) if draw(once_in(10)) else None,
+    }
+    if draw(once_in(5)):
+        return case | {"raw": draw(st.sampled_from(BROKEN)).decode("latin-1")}
+    values = drawn_from(ODD_JSON, ODD_JSON, st.sampled_from(MESSAGES))
+    case["body"] = BODY | draw(st.dictionaries(st.sampled_from(FIELDS), values, max_size=3))
+    if draw(once_in(10)):
+        case["body"].pop(draw(st.sampled_from(("prompt", "max_tokens"))))
+    return case
+
+
 class Serving(Part):
     name = "serving"
     limit = 300.0
 
+    cases = requests
+    share = 5
+    enough = 2_200
+
     def __init__(self, folder: Path):
         super().__init__(folder)
-        self.server: subprocess.Popen | None = None
+        self.server: BaseProcess | None = None
         self.port = 0
 
     def close(self):
-        if self.server is not None and self.server.poll() is None:
-            os.killpg(self.server.pid, signal.SIGKILL)
-            self.server.wait()
+        if self._runs():
+            isolated.end(self.server)
+            self.server.join()
         self.server = None
-        isolated.close()
 
-    def draw(self, rng: random.Random) -> Case:
-        case: Case = {"method": rng.choice(METHODS), "path": rng.choice(PATHS), "headers": [], "cut": None}
-        if rng.random() < 0.25:
-            case["headers"] = [rng.choice(HEADERS)]
-        if rng.random() < 0.1:
-            case["cut"] = rng.random()
-        if rng.random() < 0.2:
-            case["raw"] = rng.choice(BROKEN).decode("latin-1")
-        else:
-            fields = rng.sample(FIELDS, rng.choice((0, 1, 1, 1, 2, 3)))
-            case["body"] = BODY | {field: rng.choice(VALUES) for field in fields}
-            if rng.random() < 0.1:
-                case["body"].pop(rng.choice(("prompt", "max_tokens")))
-        return case
-
-    def smaller(self, case):
-        yield case | {"headers": [], "cut": None}
-        for field in case.get("body", {}):
-            yield case | {"body": {name: x for name, x in case["body"].items() if name != field}}
-        yield case | {"method": "POST", "path": "/v1/completions"}
+    def _runs(self) -> bool:
+        return self.server is not None and self.server.exitcode is None
 
     def check(self, case):
         self._start()
@@ -164,38 +119,20 @@ class Serving(Part):
             raise Finding(f"status {status} at {case['path']}", f"{data[:700]!r}\n{answer[:700]!r}")
         if status == 0:  # the server closed the connection, and may be about to end
             time.sleep(0.2)
-        if self.server is None or self.server.poll() is not None:
+        if not self._runs():
             raise Finding("the server ended", f"{data[:500]!r}")
         return Counter({f"status {status // 100}xx" if status else "connection closed": 1})
 
     def _start(self) -> None:
         """Start the server if it does not run, and wait until it answers."""
-        if self.server is not None and self.server.poll() is None:
+        if self._runs():
             return
         fixtures = Fixtures(self.folder / "fixtures")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        words = [
-            "serve",
-            str(fixtures.run),
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
-            "--device",
-            "cpu",
-        ]
-        with (self.folder / "server.log").open("ab") as log:
-            self.server = subprocess.Popen(
-                [sys.executable, "-m", "hypermlp", *words],
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                env=environment(),
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+        words = ["serve", str(fixtures.run), "--host", "127.0.0.1", "--port", str(self.port)]
+        self.server = isolated.start([*words, "--device", "cpu"], self.folder / "server")
         good = request_bytes({"method": "POST", "path": "/v1/completions", "headers": [], "body": BODY})
         for _ in range(240):
             try:
@@ -203,10 +140,10 @@ class Serving(Part):
                     return
             except OSError:
                 pass
-            if self.server.poll() is not None:
+            if not self._runs():
                 break
             time.sleep(0.5)
-        raise Finding("the server does not start", (self.folder / "server.log").read_text()[-2000:])
+        raise Finding("the server does not start", (self.folder / "server" / ".stderr").read_text()[-2000:])
 
     def _send(self, data: bytes, cut: float | None) -> tuple[int, bytes]:
         """Send bytes, all or the first part of them, and return the status of the answer, 0 for none."""
