@@ -72,6 +72,14 @@ def test_a_stop_text_ends_the_answer(client):
     assert answer.json()["choices"][0]["finish_reason"] == "stop"
 
 
+def test_a_stop_text_ends_the_generation(client):
+    """The server reads the text up to its last space, so the model has to write one."""
+    drawn = {"max_tokens": 40, "temperature": 1.5}
+    texts = (text_of(ask(client, seed=seed, **drawn)) for seed in range(100))
+    seed, text = next((seed, text) for seed, text in enumerate(texts) if " " in text[1:20])
+    assert ask(client, seed=seed, stop=text[0], **drawn).json()["usage"]["completion_tokens"] < 40
+
+
 def test_a_stream_has_the_same_text(client):
     whole = ask(client, temperature=0).json()
     lines = [line for line in ask(client, temperature=0, stream=True).text.split("\n\n") if line]
