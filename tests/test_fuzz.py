@@ -195,7 +195,10 @@ def test_accepted_damage_is_found(monkeypatch, folder):
     case = {
         "what": "run",
         "command": ["sample", "RUN", "hello", "--tokens", "2"],
-        "damages": [{"file": 0, "way": "flip", "seed": 5, "name": "model.safetensors"}],
+        "damages": [
+            {"file": 0, "name": "model.safetensors", "way": "splice"}
+            | {"begin": 0.9, "removed": 1, "new": "?"}
+        ],
     }
     accepted = isolated.Result(0, "hello", "", 0.0)
     monkeypatch.setattr(isolated, "run", lambda *args, **settings: accepted)

@@ -5,7 +5,6 @@ A copy of a good folder is damaged in one or two files, then a command reads it.
 """
 
 import json
-import random
 import re
 import shutil
 from collections import Counter
@@ -17,10 +16,10 @@ from hypothesis import strategies as st
 
 from fuzz import isolated
 from fuzz.core import Case, Finding
-from fuzz.drawing import ODD_JSON, SEEDS
+from fuzz.drawing import ODD_JSON, drawn_from, once_in
 from fuzz.fixtures import CommandPart, command_problem
 
-WAYS = ("flip", "flip", "truncate", "empty", "garbage", "delete", "swap", "insert", "folder", *["json"] * 3)
+SHARES = st.floats(0, 1, exclude_max=True)  # of a file's bytes, or of the keys of a JSON value
 MODEL_FILES = (
     "model.safetensors",
     "config.json",
@@ -54,14 +53,40 @@ COMMANDS = {  # what is damaged -> commands that read it; RUN, RECIPE, RECORDS a
 }
 
 
+WAYS = drawn_from(
+    *(st.just({"way": way}) for way in ("delete", "folder")),
+    st.fixed_dictionaries({"way": st.just("swap"), "other": st.integers(0, 2**16)}),
+    *[
+        st.fixed_dictionaries(
+            {
+                "way": st.just("splice"),
+                "begin": SHARES,
+                "removed": st.sampled_from((1, 1, 1, 0, 4, 2**30)),
+                "new": st.binary(max_size=100).map(lambda x: x.decode("latin-1")),
+            }
+        )
+    ]
+    * 5,
+    *[
+        st.fixed_dictionaries(
+            {
+                "way": st.just("json"),
+                "path": st.lists(SHARES, max_size=6),
+                "value": ODD_JSON,
+                "remove": once_in(5),
+            }
+        )
+    ]
+    * 3,
+)
+
+
 @st.composite
 def damages(draw) -> Case:
     what = draw(st.sampled_from(("run", "run", "checkpoint", "data", "data", "recipe", "records")))
-    damage = st.fixed_dictionaries(
-        {"file": st.integers(0, 2**16), "way": st.sampled_from(WAYS), "seed": SEEDS, "value": ODD_JSON}
-    )
     case = {"what": what, "command": draw(st.sampled_from(COMMANDS[what]))}
-    case["damages"] = [draw(damage) for _ in range(draw(st.sampled_from((1, 1, 1, 1, 2))))]
+    ways = draw(st.lists(WAYS, min_size=1, max_size=2))
+    case["damages"] = [{"file": draw(st.integers(0, 2**16))} | way for way in ways]
     if what in ("run", "checkpoint") and draw(st.booleans()):
         case["damages"][0]["name"] = draw(st.sampled_from(MODEL_FILES))
     return case
@@ -132,72 +157,49 @@ def _differs(good: Path, copy: Path) -> bool:
 
 def damage_file(target: Path, damage: dict) -> str:
     """Damage one file of a folder, or the file itself, and return what was done."""
-    rng = random.Random(damage["seed"])
     files = sorted(path for path in (target, *target.rglob("*")) if path.is_file())
-    named = [path for path in files if path.name == damage.get("name")]
-    files = named or files
     if not files:  # an earlier damage left no file
         return "nothing"
-    path = files[damage["file"] % len(files)]
-    way, content = damage["way"], bytearray(path.read_bytes())
-    if way == "json" and path.suffix not in (".json", ".jsonl", ".yaml"):
-        way = "flip"
-    if way == "delete":
+    named = [path for path in files if path.name == damage.get("name")] or files
+    path, way = named[damage["file"] % len(named)], damage["way"]
+    if way in ("delete", "folder"):
         path.unlink()
-    elif way == "folder":
-        path.unlink()
+    if way == "folder":
         path.mkdir()
     elif way == "swap":
-        path.write_bytes(rng.choice(files).read_bytes())
+        path.write_bytes(files[damage["other"] % len(files)].read_bytes())
+    elif way == "splice":
+        content = path.read_bytes()
+        begin = int(damage["begin"] * len(content))
+        path.write_bytes(
+            content[:begin] + damage["new"].encode("latin-1") + content[begin + damage["removed"] :]
+        )
     elif way == "json":
-        return f"{path.name} ({damage_json(path, rng, damage.get('value'))})"
-    else:
-        path.write_bytes(damaged(content, way, rng))
+        way = damage_json(path, damage)
     return f"{path.name} ({way})"
 
 
-def damaged(content: bytearray, way: str, rng: random.Random) -> bytes:
-    if way == "truncate":
-        return bytes(content[: rng.randrange(len(content) + 1)])
-    if way == "empty":
-        return b""
-    if way == "garbage":
-        return rng.randbytes(rng.choice((1, 8, 100, len(content) + 1)))
-    if way == "insert":
-        place = rng.randrange(len(content) + 1)
-        return bytes(content[:place] + rng.randbytes(rng.randint(1, 9)) + content[place:])
-    for _ in range(rng.randint(1, 6) if content else 0):
-        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-    return bytes(content)
-
-
-def damage_json(path: Path, rng: random.Random, value: Any) -> str:
+def damage_json(path: Path, damage: dict) -> str:
     """Replace one value in a file of JSON, JSON lines or YAML, or remove it; return what was done."""
-    text = path.read_text(errors="replace")
+    lines = path.suffix == ".jsonl"
+    load, dump = (yaml.safe_load, yaml.safe_dump) if path.suffix == ".yaml" else (json.loads, json.dumps)
     try:
-        if path.suffix == ".yaml":
-            tree = yaml.safe_load(text)
-        elif path.suffix == ".json":
-            tree = json.loads(text)
-        else:
-            tree = [json.loads(line) for line in text.splitlines()]
-    except (ValueError, yaml.YAMLError):  # an earlier damage left no such text
+        text = path.read_text()
+        tree = [load(line) for line in text.splitlines()] if lines else load(text)
+    except (ValueError, yaml.YAMLError):  # not such a file, or an earlier damage left no such text
         return "unchanged"
-    holder = [tree]
-    parent: Any = holder
+    parent: Any = [tree]
     key: Any = 0
-    while isinstance(parent[key], dict | list) and parent[key] and (parent is holder or rng.random() < 0.75):
+    holder = parent
+    for share in damage["path"]:
+        if not isinstance(parent[key], dict | list) or not parent[key]:
+            break
         parent = parent[key]
-        key = rng.choice(list(parent) if isinstance(parent, dict) else range(len(parent)))
-    if rng.random() < 0.2 and parent is not holder:
+        key = (list(parent) if isinstance(parent, dict) else range(len(parent)))[int(share * len(parent))]
+    if damage["remove"] and parent is not holder:
         del parent[key]
-        done = f"without {key}"
     else:
-        parent[key] = value
-        done = f"{key} = {str(value)[:40]!r}"
+        parent[key] = damage["value"]
     tree = holder[0]
-    if path.suffix == ".jsonl" and isinstance(tree, list):
-        path.write_text("".join(json.dumps(line) + "\n" for line in tree))
-    else:
-        path.write_text(yaml.safe_dump(tree) if path.suffix == ".yaml" else json.dumps(tree))
-    return done
+    path.write_text("\n".join(map(dump, tree)) if lines and isinstance(tree, list) else dump(tree))
+    return f"without {key}" if damage["remove"] else f"{key} = {str(damage['value'])[:40]!r}"
