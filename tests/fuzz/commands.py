@@ -15,7 +15,7 @@ from hypothesis.strategies import SearchStrategy
 
 from fuzz import isolated
 from fuzz.core import Case, Finding
-from fuzz.drawing import ODD_JSON, drawn_from
+from fuzz.drawing import ODD_JSON, drawn_from, record
 from fuzz.fixtures import CommandPart, Fixtures, command_problem
 from hypermlp.cli import COMMANDS, implementation
 from hypermlp.mad.settings import Settings
@@ -90,8 +90,8 @@ INVALID = {
     "--doc": ("/dev/null/x/y.md",),
     "--prompt": ("@/dev/null/x", ""),
 }
-VALID = {("eval", "--length"), ("mad compare", "--grid")}
-"""Arguments of commands that read such a value together with another option only."""
+VALID = {("eval", "--length")}
+"""Arguments that a command reads together with another option only."""
 # Commands whose smallest valid run is too long or never ends: they only get values that must be refused.
 LONG = {
     "serve",
@@ -145,7 +145,7 @@ def change(argument, values: SearchStrategy[str], joined: bool = False) -> Searc
     if not name.startswith("-"):
         return values.map(lambda value: {"how": "first", "words": [value]})
     words = values.map(lambda value: [f"{name}={value}"] if joined else [name, value])
-    return words.map(lambda given: {"how": "option", "words": given})
+    return words.map(lambda given: {"how": "append", "words": given})
 
 
 def invalid_changes(name: str) -> SearchStrategy[dict]:
@@ -186,13 +186,7 @@ def command_lines() -> SearchStrategy[Case]:
     for name in COMMANDS:
         kinds = {True: invalid_changes(name)} | ({} if name in LONG else {False: odd_changes(name)})
         lines += [
-            st.fixed_dictionaries(
-                {
-                    "command": st.just(name),
-                    "changes": st.lists(changes, min_size=1, max_size=2),
-                    "refused": st.just(refused),
-                }
-            )
+            record(command=name, changes=st.lists(changes, min_size=1, max_size=2), refused=refused)
             for refused, changes in kinds.items()
         ]
     return st.one_of(lines)
@@ -210,10 +204,8 @@ class Commands(CommandPart):
         """Return the command line of a case."""
         words = base(case["command"], self.fixtures)
         for change in case["changes"]:
-            if change["how"] == "append":
+            if change["how"] == "append":  # the last value of an option counts
                 words = words + change["words"]
-            elif change["how"] == "option":
-                words = without(words, change["words"][0]) + change["words"]
             elif change["how"] == "first":
                 words = [*change["words"], *words[1:]]
             else:
@@ -228,11 +220,3 @@ class Commands(CommandPart):
             kind, message = problem
             raise Finding(f"{case['command']}: {kind}", f"hypermlp {words!r}\n{message}")
         return Counter({"refused": int(result.status == 2), "worst seconds": result.seconds})
-
-
-def without(words: list[str], option: str) -> list[str]:
-    """Return the words without an option and its value, if the option may be given once."""
-    if option not in words or option == "--set":
-        return words
-    place = words.index(option)
-    return words[:place] + words[place + 2 :]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fuzz import isolated
 from fuzz.core import Case, Finding
-from fuzz.drawing import ODD_JSON, drawn_from, once_in
+from fuzz.drawing import ODD_JSON, drawn_from, once_in, record
 from fuzz.fixtures import CommandPart, command_problem
 
 SHARES = st.floats(0, 1, exclude_max=True)  # of a file's bytes, or of the keys of a JSON value
@@ -53,32 +53,15 @@ COMMANDS = {  # what is damaged -> commands that read it; RUN, RECIPE, RECORDS a
 }
 
 
-WAYS = drawn_from(
-    *(st.just({"way": way}) for way in ("delete", "folder")),
-    st.fixed_dictionaries({"way": st.just("swap"), "other": st.integers(0, 2**16)}),
-    *[
-        st.fixed_dictionaries(
-            {
-                "way": st.just("splice"),
-                "begin": SHARES,
-                "removed": st.sampled_from((1, 1, 1, 0, 4, 2**30)),
-                "new": st.binary(max_size=100).map(lambda x: x.decode("latin-1")),
-            }
-        )
-    ]
-    * 5,
-    *[
-        st.fixed_dictionaries(
-            {
-                "way": st.just("json"),
-                "path": st.lists(SHARES, max_size=6),
-                "value": ODD_JSON,
-                "remove": once_in(5),
-            }
-        )
-    ]
-    * 3,
+SPLICE = record(
+    way="splice",
+    begin=SHARES,
+    removed=st.sampled_from((1, 1, 1, 0, 4, 2**30)),
+    new=st.binary(max_size=100).map(lambda x: x.decode("latin-1")),
 )
+JSON = record(way="json", path=st.lists(SHARES, max_size=6), value=ODD_JSON, remove=once_in(5))
+SWAP = record(way="swap", other=st.integers(0, 2**16))
+WAYS = drawn_from(record(way="delete"), record(way="folder"), SWAP, *[SPLICE] * 5, *[JSON] * 3)
 
 
 @st.composite

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fuzz import layer_oracle
 from fuzz.compare import shares, worst_place
 from fuzz.core import Case, Finding, Part
-from fuzz.drawing import SEEDS, drawn_from, once_in, weighted
+from fuzz.drawing import SEEDS, drawn_from, once_in, record, weighted
 from hypermlp.errors import UserError
 from hypermlp.label import PAPER_ROWS
 from hypermlp.layers import build_mixer
@@ -71,15 +71,11 @@ def layer_settings(draw) -> dict:
     return settings
 
 
-def step(do: str, **values: st.SearchStrategy) -> st.SearchStrategy[dict]:
-    return st.fixed_dictionaries({"do": st.just(do), **values})
-
-
-FEED = step("feed", count=st.sampled_from((1, 1, 1, 2, 3, 5, 9)), **{"repeat starts": st.booleans()})
+FEED = record(do="feed", count=st.sampled_from((1, 1, 1, 2, 3, 5, 9)), **{"repeat starts": st.booleans()})
 CHANGES = [
-    step(do, draw=st.integers(0, 2**16 - 1)) for do in ("reorder", "repeat", "crop", "clone", "detach")
+    record(do=do, draw=st.integers(0, 2**16 - 1)) for do in ("reorder", "repeat", "crop", "clone", "detach")
 ]
-STEPS = drawn_from(*[FEED] * 8, *CHANGES, step("mistake", what=st.sampled_from(MISTAKES)))
+STEPS = drawn_from(*[FEED] * 8, *CHANGES, record(do="mistake", what=st.sampled_from(MISTAKES)))
 
 
 @st.composite

@@ -25,20 +25,22 @@ def drawn_from(*strategies: SearchStrategy) -> SearchStrategy:
     return st.integers(0, len(strategies) - 1).flatmap(lambda i: strategies[i])
 
 
+def record(**fields) -> SearchStrategy[dict]:
+    """Draw a dict with these fields; a field that is no strategy is a constant."""
+    return st.fixed_dictionaries(
+        {name: x if isinstance(x, SearchStrategy) else st.just(x) for name, x in fields.items()}
+    )
+
+
 def weighted(**weights: int) -> SearchStrategy[str]:
     """Draw a name as often as its weight says; the first is the simplest."""
     return st.sampled_from([name for name, weight in weights.items() for _ in range(weight)])
 
 
-NO_STARTS = st.just({"kind": "none"})
 STARTS = drawn_from(
-    NO_STARTS,
-    NO_STARTS,
-    st.fixed_dictionaries({"kind": st.just("window"), "width": st.integers(1, 9)}),
-    *(
-        st.fixed_dictionaries({"kind": st.just(kind), "seed": SEEDS})
-        for kind in ("padding", "packed", "rows")
-    ),
+    *[record(kind="none")] * 2,
+    record(kind="window", width=st.integers(1, 9)),
+    *(record(kind=kind, seed=SEEDS) for kind in ("padding", "packed", "rows")),
 )
 """Descriptions of ``starts``, which ``starts_array`` reads."""
 

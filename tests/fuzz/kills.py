@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fuzz import isolated
 from fuzz.core import Finding
-from fuzz.drawing import weighted
+from fuzz.drawing import record, weighted
 from fuzz.fixtures import CommandPart
 
 STEPS = 6
@@ -21,7 +21,7 @@ STEPS = 6
 def kills():
     """Draw signals and when they come; after these, the training runs to its end."""
     one = st.tuples(st.floats(0.02, 2.0), weighted(SIGKILL=2, SIGTERM=1)).map(list)
-    return st.fixed_dictionaries({"kills": st.lists(one, min_size=1, max_size=8)})
+    return record(kills=st.lists(one, min_size=1, max_size=8))
 
 
 class Kills(CommandPart):

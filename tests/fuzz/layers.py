@@ -5,6 +5,7 @@ along it comes from central differences at two distances. If these disagree, a s
 on the way, and the case says nothing about gradients.
 """
 
+import functools
 from collections import Counter
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from fuzz import layer_oracle
 from fuzz.core import Finding, Part
 from fuzz.decoding import BACKENDS, layer_settings, new_layer
-from fuzz.drawing import SEEDS, STARTS, starts_array
+from fuzz.drawing import SEEDS, STARTS, record, starts_array
 from hypermlp.label import PAPER_ROWS
 
 TIGHT = 1e-10
@@ -23,25 +24,20 @@ DIFFERENCE = 1e-6
 """Largest error of a derivative, relative to the sum of the magnitudes of its terms."""
 
 
-def layer_cases():
-    return st.fixed_dictionaries(
-        {
-            "seed": SEEDS,
-            "mixer": st.sampled_from(sorted(PAPER_ROWS)),
-            "settings": layer_settings(),
-            "backend": st.sampled_from(BACKENDS),
-            "batch": st.integers(1, 2),
-            "length": st.integers(1, 9),
-            "starts": STARTS,
-            "only": st.sampled_from(("everything", "x", "one parameter")),
-        }
-    )
-
-
 class Layers(Part):
     name = "layer"
 
-    cases = layer_cases
+    cases = functools.partial(
+        record,
+        seed=SEEDS,
+        mixer=st.sampled_from(sorted(PAPER_ROWS)),
+        settings=layer_settings(),
+        backend=st.sampled_from(BACKENDS),
+        batch=st.integers(1, 2),
+        length=st.integers(1, 9),
+        starts=STARTS,
+        only=st.sampled_from(("everything", "x", "one parameter")),
+    )
     share = 2
     enough = 3_000
 
