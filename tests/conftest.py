@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 import tempfile
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -41,24 +40,22 @@ def server():
     return context
 
 
-@contextmanager
-def _threads(count):
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+@pytest.fixture
+def set_threads():
+    """``torch.set_num_threads``, undone after the test."""
+    threads = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=[*BACKENDS, "native, 1 thread"])
-def backend(request):
+def backend(request, set_threads):
     name, *one_thread = request.param.split(", ")
     reason = BACKENDS[name].unavailable()
     if reason is not None:
         pytest.skip(f"backend {name} is not available: {reason}")
-    with _threads(1 if one_thread else 2):
-        yield name
+    set_threads(1 if one_thread else 2)
+    return name
 
 
 @pytest.fixture
@@ -127,11 +124,3 @@ def browser(chromium):
         assert problems == []
         assert asked == expected, "a page comes from one file"
         view.close()
-
-
-@pytest.fixture
-def set_threads():
-    """``torch.set_num_threads``, undone after the test."""
-    threads = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(threads)

@@ -135,7 +135,7 @@ class Expected:
             place = worst_place(share)
             if place is not None:
                 raise Finding(
-                    f"wrong: {what} {name}",
+                    f"wrong: {backend}, {self.dtype}, {name}",
                     f"{name} at {place} is off by {errors[place]:.3g}; allowed "
                     f"{allowed[place]:.3g}; largest exact value there {by_position(name, exact)[place]:.3g}",
                 )
