@@ -48,7 +48,7 @@ class Tally:
         return one["count"]
 
     def merge(self, other: "Tally") -> None:
-        self.add(other.counted | other.worst)
+        self.add({**other.counted, **other.worst})
         for kind, one in other.findings.items():
             self.found(kind, **one)
 
@@ -78,13 +78,14 @@ class Search:
         for number in itertools.count():
             left = ROUND if cases is None else min(ROUND, cases - self.tally.counted["cases"])
             if left < 1 or time.monotonic() > self.end:
-                return self.tally
+                break
             self.round(number, left)
-        raise AssertionError
+        return self.tally
 
     def round(self, number: int, cases: int) -> Finding | None:
         """Check some cases; reduce, write and return the first one that fails."""
-        failing: dict[str, Finding] = {}
+        failing: dict[str, Finding] = {}  # by case, of one kind; when the time is over, no others fail
+        kind: str | None = None
         reduced: Case = {}
         end = self.end
 
@@ -98,17 +99,16 @@ class Search:
         @hypothesis.seed(f"{self.seed} {number}")
         @given(self.cases)
         def one(case: Case) -> None:
-            nonlocal reduced, end
+            nonlocal kind, reduced, end
             key = json.dumps(case)
             if key not in failing:
                 if time.monotonic() > end:
                     return
-                finding = self._first(case) if not failing else failure(self.check, case)
-                kinds = {known.kind for known in failing.values()}
-                if not isinstance(finding, Finding) or not kinds <= {finding.kind}:
+                finding = self._first(case) if kind is None else failure(self.check, case)
+                if not isinstance(finding, Finding) or finding.kind != (kind or finding.kind):
                     return
-                if not failing:
-                    end = time.monotonic() + SHRINK_SECONDS
+                if kind is None:
+                    kind, end = finding.kind, time.monotonic() + SHRINK_SECONDS
                 failing[key] = finding
             reduced = case
             raise Finding(failing[key].kind, failing[key].message)
