@@ -148,7 +148,7 @@ from hypothesis import strategies as st
 from fuzz.core import Part
 
 class Ending(Part):
-    name, limit = "ending", 6.0  # a busy machine needs a while to start Python
+    name, limit = "ending", 3.0
     def cases():
         return st.fixed_dictionaries({"number": st.integers(0, 100)})
     def check(self, case):

@@ -3,6 +3,7 @@
 The next case after it gets a new process.
 """
 
+import contextlib
 import faulthandler
 import multiprocessing
 import os
@@ -32,18 +33,18 @@ class Watched:
         self.process = context.Process(target=work, args=(self.part, self.folder, other))
         self.process.start()
         other.close()
+        self.pipe.recv()  # it has imported everything: the time of a case begins after that
 
     def check(self, case: Case) -> Counter[str]:
-        if self.process is None:
-            self._start()
-        assert self.pipe is not None
-        self.pipe.send(case)
-        # Polls are counted, not seconds: a machine that was suspended has not hung.
-        answered = any(self.pipe.poll(POLL) for _ in range(int(self.part.limit / POLL)))
-        try:
+        answer, answered = None, True
+        with contextlib.suppress(EOFError, OSError):  # raised if the process ends
+            if self.process is None:
+                self._start()
+            assert self.pipe is not None
+            self.pipe.send(case)
+            # Polls are counted, not seconds: a machine that was suspended has not hung.
+            answered = any(self.pipe.poll(POLL) for _ in range(int(self.part.limit / POLL)))
             answer = self.pipe.recv() if answered else None
-        except EOFError:  # the process has ended
-            answer = None
         if answer is None:
             raise self._ended(answered)
         if isinstance(answer, Finding):
@@ -79,6 +80,7 @@ def work(part: type[Part], folder: Path, pipe: Connection) -> None:
     faulthandler.enable()
     os.environ.update(part.environment)
     own = part(folder)
+    pipe.send(None)
     try:
         while True:
             pipe.send(failure(own.check, pipe.recv()))
