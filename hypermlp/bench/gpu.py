@@ -1,4 +1,4 @@
-"""The Triton kernels on a GPU: the contract's core cases, then time and memory against other attention.
+"""The Triton kernels on a GPU: the contract, then time and memory against other attention.
 
 Everything here also runs in Triton's interpreter at small sizes, with times that mean nothing.
 """
@@ -8,7 +8,7 @@ import importlib.util
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,128 +17,39 @@ from torch import Tensor
 from hypermlp.bench.measure import Row, Work, interleaved_medians, peak_bytes
 from hypermlp.bench.op import Computation
 from hypermlp.config import MixerConfig
-from hypermlp.ops import hyper_attention
-from hypermlp.ops.arguments import Attention
-from hypermlp.ops.layout import row_starts
-from hypermlp.ops.reference import trace
+from hypermlp.ops import contract, hyper_attention
 from hypermlp.paper.efficiency import LATENCY
 from hypermlp.reporting.table import Columns, Table
-from hypermlp.testing import OpInputs, assert_close, assert_no_worse, op_inputs, relative_error
+from hypermlp.testing import op_inputs
 
 FLOAT32 = 2e-5  # relative error against the reference in float64; matrix units round differently
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-VARIANTS = [  # activation, mixes, layout, which positions are visible
-    ("glu", "12", "lag", "packed"),
-    ("relu", "12", "lag", "all"),
-    ("glu", "12", "forward", "packed"),
-    ("relu", "1", "forward", "all"),
-    ("glu", "2", "lag", "window"),
-    ("relu", "", "lag", "window"),
-]
+TOLERANCE = {torch.float32: FLOAT32, torch.bfloat16: None}  # None: twice the error of plain PyTorch
+SIZES = {"batch": 1, "keys": 150, "heads": 2, "qk_dim": 8, "vo_dim": 8, "rank": 16}
+INTERPRETED_SIZES = SIZES | {"keys": 7, "heads": 1, "rank": 3}
 SHAPES = [(8, 1024, 768)] + [  # batch, length, hidden size: the paper's, then larger ones
     (max(1, 8192 // length), length, hidden) for hidden in (1024, 2048) for length in (2048, 4096, 8192)
 ]
 PASSES = ("forward", "forward+backward", "decode")
 
 
-class Case(NamedTuple):
-    """One comparison with the reference."""
-
-    activation: str
-    mixes: str
-    layout: str
-    pattern: str
-    queries: int
-    keys: int
-    dtype: torch.dtype
-
-    def __str__(self) -> str:
-        what = "decode" if self.queries == 1 else "training"
-        dtype = str(self.dtype).removeprefix("torch.")
-        mixes = f"mixes {self.mixes}" if self.mixes else "no mixes"
-        return f"{self.activation}, {mixes}, layout {self.layout}, {self.pattern}, {what}, {dtype}"
-
-    def starts(self, device: str) -> Tensor | None:
-        position = torch.arange(self.keys - self.queries, self.keys, device=device)
-        if self.pattern == "all":
-            return None
-        first = position // 5 * 5 if self.pattern == "packed" else (position - 11).clamp(min=0)
-        return first[None]
-
-
-def core_cases(device: str) -> list[Case]:
-    """Return the cases: every variant in three dtypes, for training and decoding; fewer in the
-    interpreter.
-    """
-    on_gpu = device == "cuda"
-    variants, keys = (VARIANTS, 150) if on_gpu else (VARIANTS[:1], 7)
-    products = itertools.product(DTYPES, variants, (keys, 1))
-    return [Case(*variant, queries, keys, dtype) for dtype, variant, queries in products]
-
-
-def check(case: Case, device: str) -> float:
-    """Compare output and gradients with the reference, and run them twice; return the worst relative error.
-
-    Raises AssertionError if a result is wrong, or not the same bits the second time.
-    """
-    on_gpu = device == "cuda"
-    inputs = op_inputs(
-        batch=1,
-        queries=case.queries,
-        keys=case.keys,
-        heads=2 if on_gpu else 1,
-        qk_dim=8,
-        vo_dim=8,
-        rank=16 if on_gpu else 3,
-        activation=case.activation,
-        mixes=case.mixes,
-        dtype=case.dtype,
-        device=device,
-    )
-    actual, again = (_results(case, inputs, "triton", device) for _ in range(2))
-    exact = _results(case, inputs.to(torch.float64), "reference", device)
-    plain = _results(case, inputs, "", device)
-    worst = 0.0
-    for i, (a, b, p, e) in enumerate(zip(actual, again, plain, exact, strict=True)):
-        what = "output" if i == 0 else f"gradient {i}"
-        if not torch.equal(a, b):
-            raise AssertionError(f"{what}: different bits in a second run")
-        if case.dtype == torch.float32:
-            assert_close(a, e, tolerance=FLOAT32, floor=1e-3, what=what)
-        else:
-            assert_no_worse(a, p, e, what=what)
-        worst = max(worst, relative_error(a, e, floor=1e-3))
-    return worst
-
-
-def _results(case: Case, inputs: OpInputs, backend: str, device: str) -> list[Tensor]:
-    """Return the output and all gradients; without a backend, of plain PyTorch in that dtype."""
-    inputs = inputs.to(inputs.q.dtype).requires_grad()
-    starts = case.starts(device)
-    if backend:
-        settings: dict[str, Any] = {"activation": case.activation, "layout": case.layout}
-        out = hyper_attention(*inputs, **settings, starts=starts, backend=backend)
-    else:
-        rows = None if starts is None else row_starts(starts, case.queries, case.keys, -1)
-        out = trace(Attention(*inputs, rows, case.activation, case.layout, 1e-12)).output
-    generator = torch.Generator().manual_seed(1)
-    cotangent = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(device, out.dtype)
-    return [out, *torch.autograd.grad(out, inputs.tensors(), cotangent)]
-
-
 def run_checks(device: str, progress: Callable[[str], None]) -> list[Row]:
-    """Run all cases; return a row for each dtype. A case that fails is named in its row."""
-    rows = []
+    """Run the contract, each case twice; return a row for each dtype. A case that fails is named in its row.
+
+    The results of both runs must have the same bits. In the interpreter there are fewer cases.
+    """
+    on_gpu = device == "cuda"
+    variants, sizes = (contract.VARIANTS, SIZES) if on_gpu else (contract.VARIANTS[:1], INTERPRETED_SIZES)
+    cases, rows = contract.cases(variants, **sizes), []
     with float32_precision("highest"):
-        for dtype, group in itertools.groupby(core_cases(device), lambda case: case.dtype):
-            cases, worst, failed = list(group), 0.0, []
+        for dtype, tolerance in TOLERANCE.items():
+            name, worst, failed = str(dtype).removeprefix("torch."), 0.0, []
             for case in cases:
-                progress(f"checking {case}")
+                progress(f"checking {case}, {name}")
                 try:
-                    worst = max(worst, check(case, device))
+                    error = contract.check(case, "triton", dtype, device, tolerance=tolerance, repeat=True)
+                    worst = max(worst, error)
                 except Exception as error:  # a compiler error is a failure of the case, too
-                    failed.append(f"{case}: {str(error).splitlines()[0]}")
-            name = str(dtype).removeprefix("torch.")
+                    failed.append(f"{case}, {name}: {str(error).splitlines()[0]}")
             row = {"what": "check", "contender": "triton", "dtype": name, "cases": len(cases)}
             rows.append(row | {"worst_error": worst, "failed": failed})
     return rows

@@ -86,20 +86,16 @@ def _fake(x: Tensor, weights: list[Tensor], length: int, reach: Tensor | None) -
     return [x.new_empty(x.shape[0], length, x.shape[2]) for _ in weights]
 
 
-def _triton(x: Tensor, weights: list[Tensor], length: int, reach: Tensor | None) -> list[Tensor]:
-    from hypermlp.ops.triton.elementwise import conv_pair
+def _triton(*arguments: Any) -> list[Tensor]:
+    from hypermlp.ops.triton.elementwise import conv
 
-    pairs = [(pair[0], pair[-1]) for pair in zip(weights[::2], weights[1::2] or weights, strict=False)]
-    return [y for pair in pairs for y in conv_pair(x, *pair, length, reach)][: len(weights)]
+    return conv(*arguments)
 
 
-def _triton_gradients(
-    grads: list[Tensor], _kept: list[Tensor], x: Tensor, weights: list[Tensor], *rest: Any
-) -> list[Tensor]:
-    from hypermlp.ops.triton.elementwise import conv_pair_backward
+def _triton_gradients(grads: list[Tensor], _kept: list[Tensor], *arguments: Any) -> list[Tensor]:
+    from hypermlp.ops.triton.elementwise import conv_gradients
 
-    second = grads[1] if len(grads) > 1 else torch.zeros_like(grads[0])
-    return list(conv_pair_backward(grads[0], second, x, weights[0], weights[-1], *rest))[: 1 + len(weights)]
+    return conv_gradients(grads, *arguments)
 
 
 def _register(name: str, backend: str, **kernels: Any) -> Convolution:

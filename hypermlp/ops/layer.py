@@ -13,9 +13,12 @@ L slots, r rank, K taps, k registers.
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from hypermlp.ops import reference
 from hypermlp.ops.arguments import Attention, Mix, schema
+from hypermlp.ops.convolution import reference_conv
 from hypermlp.ops.library import call, define, register
 from hypermlp.ops.native import kept_rows
 
@@ -97,6 +100,49 @@ def _unflattened(kind: Any, flat: tuple[Any, ...]) -> Any:
     """Invert ``flattened``."""
     rest = 1 + len(LayerWeights._fields)
     return kind(flat[0], LayerWeights._make(flat[1:rest]), *flat[rest:])
+
+
+def project(a: LayerArguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return q, k and v by heads, ``[B, T, heads, width]``, and the gates ``[B, T, W]``, by definition."""
+    w, length = a.weights, a.x.shape[1]
+    gates = a.x.new_empty(*a.x.shape[:2], 0)
+    if w.gate_weight is not None:
+        gates = torch.sigmoid(F.linear(a.x, w.gate_weight, w.gate_bias))
+    from_x = [a.x, a.x]
+    if w.k_conv is not None and w.v_conv is not None:
+        from_x = reference_conv(a.x, [w.k_conv, w.v_conv], length, a.reach)
+    q = F.linear(a.x, w.q_weight)
+    if w.q_gate >= 0:
+        q = q * gates[..., w.q_gate : w.q_gate + q.shape[2]]
+    k, v = F.linear(from_x[0], w.k_weight), F.linear(from_x[1], w.v_weight)
+    branches = a.heads * (2 if w.activation == "glu" else 1)
+    return (
+        q.unflatten(2, (branches, -1)),
+        k.unflatten(2, (branches, -1)),
+        v.unflatten(2, (a.heads, -1)),
+        gates,
+    )
+
+
+def define_layer(a: LayerArguments) -> Tensor:
+    """Compute a whole layer by definition: what its operators must agree with."""
+    w, (q, k, v, gates) = a.weights, project(a)
+
+    def mix(column: int, heads: int, *parameters: Tensor | None) -> Mix | None:
+        diag, left, right = parameters
+        if diag is None or left is None or right is None:
+            return None
+        gate = gates[..., column : column + heads * left.shape[2]]
+        return Mix(diag, left, right, gate.unflatten(2, (heads, -1)))
+
+    mix1 = mix(w.mix1_gate, q.shape[2], w.diag1, w.left1, w.right1)
+    mix2 = mix(w.mix2_gate, a.heads, w.diag2, w.left2, w.right2)
+    o = reference.attention(Attention(q, k, v, mix1, mix2, a.starts, w.activation, w.layout, w.eps)).flatten(
+        2
+    )
+    if w.output_gate >= 0:
+        o = o * gates[..., w.output_gate : w.output_gate + o.shape[2]]
+    return F.linear(o, w.o_weight)
 
 
 def _fake_layer(*flat: Any) -> list[Tensor]:

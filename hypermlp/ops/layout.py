@@ -1,6 +1,6 @@
 """Which keys a query sees, and in which slot it sees them.
 
-Query ``i`` of ``Tq`` stands at position ``p = Tk - Tq + i`` and sees the keys ``start <= j <= p``. A slot
+Query ``i`` of ``Tq`` is at position ``p = Tk - Tq + i`` and sees the keys ``start <= j <= p``. A slot
 numbers them:
 
     layout "lag":      slot = p - j        slot 0 is the query itself, older keys follow
@@ -175,7 +175,7 @@ def visible_keys(starts: Tensor | None, num_queries: int, num_keys: int, device:
 
 
 class SlotMaps(NamedTuple):
-    """Which keys a query sees and the way between keys and slots, ``[B or 1, Tq, Tk]`` each.
+    """Which keys a query sees, and the slot of each key and the key of each slot, ``[B or 1, Tq, Tk]``.
 
     The indices are meaningful for visible keys and existing slots, and within bounds elsewhere.
     """
@@ -188,9 +188,9 @@ class SlotMaps(NamedTuple):
 def slot_maps(
     layout: str, starts: Tensor | None, num_queries: int, num_keys: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return ``key_of_slot`` and ``slot_of_key``, int64 ``[B or 1, Tq, Tk]``. Meaningful for visible keys.
+    """Return ``key_of_slot`` and ``slot_of_key``, int64 ``[B or 1, Tq, Tk]``.
 
-    Clamped elsewhere.
+    They are meaningful for visible keys and existing slots, and clamped elsewhere.
     """
     position = query_positions(num_queries, num_keys, device)[None, :, None]
     index = torch.arange(num_keys, device=device)[None, None, :]

@@ -1,4 +1,4 @@
-"""One block of score rows, in a buffer that is at once in ordinary order and aligned by slot.
+"""A block of score rows in one buffer, which two views read in the order of keys and in the order of slots.
 
 A block holds M consecutive queries against the n keys that any of them may see. In layout "lag" each batch
 item owns M * (n + 1) cells: M of padding, then M rows of n scores. The same memory, read as M rows of n + 1
@@ -11,11 +11,10 @@ cells without the first cell of each, is the block aligned by lag, newest last. 
     3:0 3:1 3:2 3:3 3:4                    [3:4]  4:0 4:1 4:2 4:3 4:4
     4:0 4:1 4:2 4:3 4:4                     lag:  4   3   2   1   0
 
-The last column is lag 0 in every row. What stands left of key 0 is padding or the future of the row above, so
-once the future is masked the aligned rows are zero there too. Both views have unit column stride and rows
-that do not overlap: a GEMM reads and writes either in place, and nothing is flipped, gathered or copied.
-Layout "forward" is aligned as it stands while every query starts at key 0; only "forward" with ``starts`` has
-to gather.
+The last column is lag 0 in every row. Cells left of key 0 are padding, or the future of the row above, which
+is masked: aligned rows are zero there too. Both views have unit column stride and rows that do not overlap,
+so a GEMM reads and writes them in place, and nothing is flipped, gathered or copied. In layout "forward" both
+views are the same if every query starts at key 0; only "forward" with ``starts`` gathers.
 
 Shapes: H heads (branches), B batch, M queries, n keys.
 """
@@ -25,7 +24,7 @@ from torch import Tensor
 
 
 class ScoreBlock:
-    """Geometry of one row block: the shape of its buffers, their views, their mask."""
+    """The geometry of one block: the shape of its buffers, their views and their mask."""
 
     def __init__(
         self,
@@ -39,7 +38,7 @@ class ScoreBlock:
         device: torch.device,
     ):
         self.queries = slice(queries.start, queries.stop)
-        self.keys = slice(first_key, offset + queries.stop)  # query i stands at position offset + i
+        self.keys = slice(first_key, offset + queries.stop)  # query i is at position offset + i
         self.batch, self.rows, self.columns = batch, len(queries), offset + queries.stop - first_key
         self.skewed = layout == "lag"
         self.row_stride = self.columns + 1 if self.skewed else self.columns
@@ -86,14 +85,14 @@ class ScoreBlock:
         ]
 
     def store_aligned(self, buffer: Tensor, values: Tensor) -> None:
-        """Write back values that ``aligned`` returned and the caller changed; a view needs nothing."""
+        """Store values that ``aligned`` returned and the caller changed; does nothing for a view."""
         if self._key_of_slot is not None:
             buffer.copy_(self._gather(values, self._slot_of_key).flatten(2))
 
     def mask_(self, buffer: Tensor, value: float = 0.0, *, aligned_write: bool = False) -> Tensor:
         """Fill every cell that is no visible key.
 
-        ``aligned_write``: the last write was through the aligned view, which leaves the dropped cells alone.
+        ``aligned_write``: the last write was through the aligned view, which does not change dropped cells.
         """
         if self._hidden is not None:
             return buffer.masked_fill_(self._hidden, value)

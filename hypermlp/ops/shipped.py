@@ -2,11 +2,10 @@
 
 ``hatch_build.py`` compiles them and writes the manifest. The best library that the processor can run is used,
 unless the user asks for a build on this machine by setting ``CXX`` or ``HYPERMLP_CXXFLAGS``. Before its first
-use in a process, a library must agree with ``reference`` on small inputs.
+use in a process, a library must pass the cases of the contract (contract.py) on small inputs.
 """
 
 import json
-import math
 import os
 import warnings
 from collections.abc import Iterator
@@ -15,15 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from hypermlp.errors import UserError
-from hypermlp.ops import build, reference
-from hypermlp.ops.arguments import Attention, Mix
+from hypermlp.ops import build
 
 FOLDER = Path(__file__).parent / "lib"
 MANIFEST = "manifest.json"
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}
+SIZES = {"keys": 21, "heads": 2, "qk_dim": 5, "vo_dim": 7, "rank": 3}
 
 
 @dataclass(frozen=True)
@@ -121,57 +119,13 @@ def _features() -> set[str]:
 
 
 def _compare() -> str | None:
-    for dtype, tolerance in TOLERANCE.items():
-        for activation, layout in (("relu", "lag"), ("glu", "forward")):
-            for queries in (2, 21):  # the kernels for a few and for many queries
-                arguments = _arguments(dtype, activation, layout, queries)
-                error = max(map(_difference, *_results(arguments)))
-                if not error <= tolerance:
-                    return f"{activation}, {layout}, {dtype}: error {error:.1e}, allowed {tolerance:.0e}"
+    from hypermlp.ops import contract  # imports the table of backends, which imports this module
+
+    for case in contract.cases(contract.VARIANTS[:3], **SIZES):
+        for dtype, tolerance in TOLERANCE.items():
+            if case.refusal("native", dtype) is None:
+                try:
+                    contract.check(case, "native", dtype, tolerance=tolerance)
+                except AssertionError as error:
+                    return f"{case}, {dtype}: {error}"
     return None
-
-
-def _results(arguments: Attention) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the output and the gradients of the kernels, and those of ``reference``."""
-    flat = arguments.flatten()
-    out, kept = torch.ops.hypermlp.native(*flat)
-    grad_out = _waves(out.shape, out.dtype, 0.9)
-    grads = torch.ops.hypermlp.native_gradients([grad_out], [kept], *flat)
-    given = [x.requires_grad_() for x in arguments.tensors() if x is not None]
-    expected = reference.attention(arguments)
-    expected_grads = torch.autograd.grad(expected, given, grad_out)
-    return [out, *grads], [expected.detach(), *expected_grads]
-
-
-def _difference(actual: Tensor, expected: Tensor) -> float:
-    """Return the largest difference relative to the largest expected number; NaN counts as infinite."""
-    error = float((actual - expected).abs().max() / expected.abs().max())
-    return error if math.isfinite(error) else math.inf
-
-
-def _arguments(dtype: torch.dtype, activation: str, layout: str, queries: int) -> Attention:
-    batch, keys, heads, rank = 2, 21, 2, 3
-    branches = 2 * heads if activation == "glu" else heads
-
-    def mix(count: int, step: float) -> Mix:
-        left, right = (_waves((count, keys, rank), dtype, step + i) for i in (1, 2))
-        gate = torch.sigmoid(_waves((batch, queries, count, rank), dtype, step + 3))
-        return Mix(_waves((count, keys), dtype, step), left, right, gate)
-
-    return Attention(
-        _waves((batch, queries, branches, 5), dtype, 0.7),
-        _waves((batch, keys, branches, 5), dtype, 1.3),
-        _waves((batch, keys, heads, 7), dtype, 1.9),
-        mix(branches, 0.4),
-        mix(heads, 0.6),
-        None,
-        activation,
-        layout,
-        1e-12,
-    )
-
-
-def _waves(shape: tuple[int, ...], dtype: torch.dtype, step: float) -> Tensor:
-    """Return numbers without a pattern; the random state of the program must not change."""
-    count = torch.arange(math.prod(shape), dtype=torch.float64, device="cpu")
-    return torch.sin(step * count + 0.01 * count * count).to(dtype).reshape(shape)

@@ -13,7 +13,7 @@ import torch
 import hypermlp
 from hypermlp.bench import gpu
 from hypermlp.cli import main
-from hypermlp.ops import triton
+from hypermlp.ops import contract, triton
 from hypermlp.reporting.records import new_record, read_record, write_record
 
 pytest.importorskip("triton")
@@ -36,7 +36,7 @@ def test_in_the_interpreter(tmp_path):
     done = run(PACKAGE.parent, "--json", str(path))
     assert done.returncode == 0, done.stderr
     assert "their times mean nothing" in done.stdout
-    assert "2 of 2 cases" in done.stdout
+    assert "5 of 5 cases" in done.stdout
     rows = read_record(path, "gpu-check")["results"]
     assert {row["what"] for row in rows} == {"check", *gpu.PASSES}
     assert all(row["ms"] > 0 for row in rows if row["what"] != "check")
@@ -51,7 +51,7 @@ def test_a_mistake_in_a_kernel_is_named(tmp_path):
     file.write_text(file.read_text().replace(right, wrong))
     done = run(tmp_path, "--check-only", "--json", str(tmp_path / "gpu.json"))
     assert done.returncode == 1
-    assert "glu, mixes 12, layout lag, packed, training, float32: output" in done.stderr
+    assert "glu, mixes 12, layout lag, all, training, float32: output" in done.stderr
     assert read_record(tmp_path / "gpu.json")["results"][0]["failed"]
 
 
@@ -72,15 +72,15 @@ def test_failing_cases_exit_with_1(monkeypatch, capsys, tmp_path):
 
 
 def test_a_case_that_fails_is_a_row(monkeypatch):
-    def check(case, device):
-        if case.queries == 1:
+    def check(case, *_given, **_options):
+        if "decode" in case.name:
             raise AssertionError("output: wrong\nmore")
         return 1e-7
 
-    monkeypatch.setattr(gpu, "check", check)
+    monkeypatch.setattr(contract, "check", check)
     rows = gpu.run_checks("cpu", lambda text: None)
-    assert [len(row["failed"]) for row in rows] == [1, 1, 1]
-    assert rows[0]["failed"] == ["glu, mixes 12, layout lag, packed, decode, float32: output: wrong"]
+    assert [(row["dtype"], len(row["failed"])) for row in rows] == [("float32", 1), ("bfloat16", 1)]
+    assert rows[0]["failed"] == ["glu, mixes 12, layout lag, all, decode, float32: output: wrong"]
 
 
 def test_the_report_shows_a_record(tmp_path, capsys):

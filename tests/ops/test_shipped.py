@@ -1,5 +1,6 @@
 """A wheel contains kernels for several processors; the best one that the processor can run is used."""
 
+import dataclasses
 import importlib
 import json
 import os
@@ -17,6 +18,7 @@ import torch
 
 from hypermlp.errors import UserError
 from hypermlp.ops import build, native, shipped
+from hypermlp.ops.dispatch import BACKENDS
 
 ROOT = Path(__file__).parents[2]
 LIBRARIES = {"avx512": ("fma", "avx2", "avx512f"), "avx2": ("fma", "avx2"), "baseline": ()}
@@ -134,16 +136,49 @@ def test_the_self_test_passes_inside_any_mode_and_draws_no_random_numbers():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("operator", ["native", "native_gradients"])
-@pytest.mark.parametrize("mistake", [lambda x: x * 1.01, lambda x: x * float("nan")])
-def test_the_self_test_finds_wrong_results(monkeypatch, operator, mistake):
+def wrong_output(run):
+    return lambda *given: multiplied(run(*given), 1.001)
+
+
+def wrong_nan(run):
+    return lambda *given: multiplied(run(*given), float("nan"))
+
+
+def wrong_gradient(run):
+    """Multiply the gradient that the kernel is given; results stay as they are."""
+
+    def changed(*given):
+        out = run(*given)
+        for x in out if isinstance(out, list) else [out]:
+            x.register_hook(lambda grad: grad * 1.001)
+        return out
+
+    return changed
+
+
+def multiplied(out, factor):
+    return [x * factor for x in out] if isinstance(out, list) else out * factor
+
+
+MISTAKES = [
+    (operation, mistake)
+    for operation in ("attention", "convolution", "layer", "step")
+    for mistake in (wrong_output, wrong_nan, wrong_gradient)
+    if (operation, mistake) != ("step", wrong_gradient)  # a step has no gradient
+]
+CASES = {"attention": "training", "step": "decoding step"}
+
+
+@pytest.mark.parametrize(("operation", "mistake"), MISTAKES)
+def test_the_self_test_finds_wrong_results(monkeypatch, operation, mistake):
     if native.unavailable() is not None:
         pytest.skip(f"native is not available: {native.unavailable()}")
-    right = getattr(torch.ops.hypermlp, operator)
-    monkeypatch.setattr(torch.ops.hypermlp, operator, lambda *a: [*right(*a)[:-1], mistake(right(*a)[-1])])
-    if operator == "native":  # the output comes first
-        monkeypatch.setattr(torch.ops.hypermlp, operator, lambda *a: (mistake(right(*a)[0]), right(*a)[1]))
-    assert "error" in shipped.self_test()
+    right = BACKENDS["native"]
+    wrong = dataclasses.replace(right, **{operation: mistake(getattr(right, operation))})
+    monkeypatch.setitem(BACKENDS, "native", wrong)
+    found = shipped.self_test()
+    assert CASES.get(operation, operation) in found
+    assert "relative error" in found or "not finite" in found
 
 
 def test_a_library_that_fails_is_replaced_by_a_build(installation, monkeypatch):

@@ -16,10 +16,11 @@ import torch
 from hypermlp.ops import available_backends, hyper_attention
 from hypermlp.ops.arguments import Request
 from hypermlp.ops.dispatch import BACKENDS, choose_backend
-from hypermlp.ops.triton import plan, selfcheck, unavailable
+from hypermlp.ops.triton import selfcheck, unavailable
 from hypermlp.testing import op_inputs
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
 ON_GPU = Request("attention", "cuda", torch.bfloat16, "glu", mixed=True)
 NAMED_GPUS = {"A100": 40 << 20, "H100": 50 << 20, "B200": 126 << 20}  # bytes of their level-2 caches
 PAPER = {"heads": 2, "qk_dim": 192, "vo_dim": 384}  # D = 768, two heads
@@ -29,32 +30,39 @@ needs_triton = pytest.mark.skipif(
 )
 
 
-def check_alone(file, marker, interpret):
-    environment = os.environ | {"TRITON_INTERPRET": "1" if interpret else "0"}
-    command = [sys.executable, "-m", "pytest", "-q", "-m", marker, str(HERE / file)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=HERE.parents[1])
+def check_alone(file, marker, *options, **environment):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marker, *options]
+    done = subprocess.run(
+        [*command, str(HERE / file)],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        cwd=HERE.parents[1],
+        check=False,
+    )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout.splitlines()[-1] or "[100%]" in done.stdout
 
 
-@needs_triton
-@pytest.mark.parametrize(
-    ("file", "interpret"),
-    [("triton_interpreted.py", True), ("triton_kernels.py", True), ("triton_compiled.py", False)],
-)
-@pytest.mark.thorough
-def test_fast_part(file, interpret):
-    check_alone(file, "not slow", interpret)
+INTERPRETED = {"TRITON_INTERPRET": "1"}
+ALONE = {
+    "contract": ("test_contract.py", ("-k", "triton"), INTERPRETED),
+    "interpreted": ("triton_interpreted.py", (), INTERPRETED),
+    "kernels": ("triton_kernels.py", (), INTERPRETED),
+    "elementwise": ("triton_elementwise.py", (), INTERPRETED),
+    "compiled": ("triton_compiled.py", (), {"TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1"}),
+}
 
 
 @needs_triton
-@pytest.mark.slow
+@pytest.mark.parametrize("part", ALONE)
 @pytest.mark.parametrize(
-    ("file", "interpret"),
-    [("triton_interpreted.py", True), ("triton_kernels.py", True), ("triton_compiled.py", False)],
+    "marker",
+    [pytest.param("not slow", marks=pytest.mark.thorough), pytest.param("slow", marks=pytest.mark.slow)],
 )
-def test_slow_part(file, interpret):
-    check_alone(file, "slow", interpret)
+def test_in_a_process_of_its_own(part, marker):
+    file, options, environment = ALONE[part]
+    check_alone(file, marker, *options, **environment)
 
 
 @pytest.fixture
@@ -99,6 +107,13 @@ def test_auto_never_takes_the_interpreter(monkeypatch):
     assert "triton" in available_backends()
     assert not BACKENDS["triton"].automatic(request)
     assert choose_backend("auto", request).name in ("native", "blocked")
+
+
+def plan(**sizes):
+    """Return what a call launches; Triton may not be installed."""
+    from triton_launches import plan
+
+    return plan(**sizes)
 
 
 @needs_triton

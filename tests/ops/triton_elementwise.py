@@ -1,23 +1,20 @@
-"""The kernels of the convolution pair and of the gates, in Triton's interpreter.
+"""The kernels around the operator in Triton's interpreter: convolutions, gates, decoding step.
 
-tests/ops/test_triton_elementwise.py runs this file in a process of its own, because TRITON_INTERPRET=1 has to
-be set before anything imports Triton:
+tests/ops/test_triton.py runs this file in a process of its own; conftest.py sets guards:
 
     TRITON_INTERPRET=1 python -m pytest tests/ops/triton_elementwise.py
 """
 
 import pytest
 import torch
-import triton.runtime.interpreter as interpreter
 
 from hypermlp import Mixer
-from hypermlp.ops.api import causal_conv_pair
+from hypermlp.ops import contract
 from hypermlp.ops.gating import triton_gating
-from hypermlp.ops.triton import elementwise, interpreting
+from hypermlp.ops.triton import elementwise
 from hypermlp.ops.triton.launch import empty, recording
-from hypermlp.testing import assert_close, assert_no_worse, randomise_
+from hypermlp.testing import assert_close, randomise_
 
-GUARD, CANARY = 64, 12345.0
 FLOAT32 = 2e-6
 
 
@@ -25,151 +22,71 @@ def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-CONV_SHAPES = [  # batch, rows, positions, width, taps
-    (1, 1, 1, 1, 4),
-    (2, 7, 5, 3, 4),
-    (2, 3, 3, 5, 1),
-    (3, 20, 17, 130, 4),
-    (1, 70, 70, 6, 3),
-    (1, 133, 130, 2, 5),
-    (2, 4, 1, 16, 4),
+CONVOLUTIONS = [  # batch, positions, earlier positions, width, taps
+    *((1, 1, 0, 1, 4), (2, 5, 2, 3, 4), (2, 17, 3, 18, 4)),
+    *map(slow, ((2, 3, 0, 5, 1), (3, 17, 3, 130, 4), (1, 70, 0, 6, 3), (1, 130, 3, 2, 5), (2, 1, 3, 16, 4))),
 ]
-GATE_SIZES = [(12, 20, 6, 3), (12, 20, 0, 0), (0, 0, 6, 3), (0, 0, 0, 5), (300, 70, 33, 1)]
+GATES = [(12, 20, 6, 3), (12, 20, 0, 0), (0, 0, 6, 3), (0, 0, 0, 5), (300, 70, 33, 1)]
+TOLERANCES = {torch.float64: 1e-12, torch.float32: FLOAT32, torch.bfloat16: None, torch.float16: None}
 
 
-@pytest.fixture(autouse=True)
-def guarded(monkeypatch):
-    """Fill every result with NaN and surround it with canaries, which must live."""
-    assert interpreting()
-    buffers = []
-
-    def guarded_empty(name, like, size, dtype):
-        room = torch.full((GUARD + size + GUARD,), CANARY, dtype=dtype)
-        room[GUARD : GUARD + size] = torch.nan
-        buffers.append((name, room))
-        return room[GUARD : GUARD + size]
-
-    monkeypatch.setattr(elementwise, "empty", guarded_empty)
-    yield buffers
-    for name, room in buffers:
-        for edge in (room[:GUARD], room[-GUARD:]):
-            assert (edge == torch.tensor(CANARY, dtype=room.dtype)).all(), f"{name}: written beyond its end"
+def check(case, interpreted):
+    """Check a case in every dtype; kernels must have used guarded memory."""
+    for dtype, tolerance in TOLERANCES.items():
+        contract.check(case, "triton", dtype, tolerance=tolerance)
+    assert interpreted
 
 
-def conv_inputs(shape, dtype=torch.float64):
-    batch, rows, _, width, taps = shape
-    sizes = ((batch, rows, width), (width, taps), (width, taps))
-    return [torch.randn(*size, dtype=torch.float64).to(dtype).requires_grad_() for size in sizes]
+@pytest.mark.parametrize("reach", [False, True])
+@pytest.mark.parametrize("sizes", CONVOLUTIONS, ids=str)
+def test_convolution(sizes, reach, interpreted):
+    check(contract.convolution(*sizes, reach=reach), interpreted)
 
 
-def conv_with_gradients(inputs, length, reach, backend):
-    inputs = [x.detach().requires_grad_() for x in inputs]
-    outs = causal_conv_pair(*inputs, length, reach, backend=backend)
-    cotangents = [torch.linspace(-1, 1, out.numel()).view(out.shape).to(out.dtype) for out in outs]
-    return [*outs, *torch.autograd.grad(outs, inputs, cotangents)]
+@pytest.mark.parametrize("count", [1, 3])
+def test_any_number_of_convolutions(count, interpreted):
+    check(contract.convolution(2, 5, 2, 3, 4, count=count), interpreted)
 
 
-@pytest.mark.parametrize("with_reach", [False, True])
-@pytest.mark.parametrize("shape", [*CONV_SHAPES[:2], *map(slow, CONV_SHAPES[2:])], ids=str)
-def test_convolution(shape, with_reach, guarded):
-    batch, _, length, _, taps = shape
-    reach = torch.randint(0, taps + 2, (batch, length)) if with_reach else None
-    inputs = conv_inputs(shape)
-    exact = conv_with_gradients(inputs, length, reach, "reference")
-    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, FLOAT32)):
-        actual = conv_with_gradients([x.to(dtype) for x in inputs], length, reach, "triton")
-        for a, e in zip(actual, exact, strict=True):
-            assert_close(a, e, tolerance=tolerance, floor=1e-3)
-    assert guarded
+@pytest.mark.parametrize("sizes", GATES, ids=str)
+@pytest.mark.parametrize("positions", [(1, 1), (2, 7)])
+def test_gates(sizes, positions, interpreted):
+    check(contract.gates(sizes, positions), interpreted)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_convolution_in_half_precision(dtype):
-    shape = (2, 20, 17, 18, 4)
-    inputs = conv_inputs(shape, dtype)
-    reach = torch.randint(0, 6, (2, 17))
-    exact = conv_with_gradients([x.double() for x in inputs], 17, reach, "reference")
-    plain, actual = (conv_with_gradients(inputs, 17, reach, name) for name in ("reference", "triton"))
-    for each in zip(actual, plain, exact, strict=True):
-        assert_no_worse(*each)
+def strided(case, change):
+    """The case with another layout of its first tensor in memory."""
+
+    def compute(backend, first, *rest):
+        changed = change(first)
+        assert not changed.is_contiguous()
+        return case.compute(backend, changed, *rest)
+
+    return case._replace(compute=compute)
 
 
-def test_convolution_of_other_strides_and_dtypes():
-    x, w1, w2 = conv_inputs((2, 12, 9, 6, 4), torch.float32)
-    expected = causal_conv_pair(x, w1, w2, 9, backend="reference")
-    wide = torch.cat([x, x], dim=2)[:, :, :6]
-    turned = x.detach().mT.contiguous().mT
-    for other in (wide, turned):
-        for a, e in zip(causal_conv_pair(other, w1, w2, 9, backend="triton"), expected, strict=True):
-            assert_close(a, e, tolerance=FLOAT32)
-    half = [y.to(torch.float16) for y in expected]
-    found = causal_conv_pair(x.to(torch.float16), w1, w2, 9, backend="triton")  # weights stay float32
-    for a, e in zip(found, half, strict=True):
-        assert a.dtype == torch.float16
-        assert_close(a, e, tolerance=4e-3)
+@pytest.mark.parametrize(
+    "change", [lambda x: torch.cat([x, x], dim=2)[:, :, :6], lambda x: x.mT.contiguous().mT]
+)
+def test_convolution_of_other_strides(change):
+    case = strided(contract.convolution(2, 9, 3, 6), change)
+    contract.check(case, "triton", torch.float32, tolerance=FLOAT32)
 
 
-def test_programs_of_the_convolution_are_independent(monkeypatch):
-    """Programs in reverse order give the same bits: none reads what another one writes."""
-    inputs = conv_inputs((2, 70, 67, 130, 4), torch.float32)
-    before = conv_with_gradients(inputs, 67, None, "triton")
-    builder, moved = interpreter.interpreter_builder, []
-    right = builder.set_grid_idx
-
-    def mirrored(*place):
-        other = [size - 1 - i for size, i in zip(builder.grid_dim, place, strict=True)]
-        moved.append(tuple(other) != place)
-        right(*other)
-
-    monkeypatch.setattr(builder, "set_grid_idx", mirrored)
-    for a, e in zip(conv_with_gradients(inputs, 67, None, "triton"), before, strict=True):
-        assert torch.equal(a, e)
-    assert sum(moved) > 10
-
-
-def plain_gates(logits, q, sizes):
-    query, output, mix1, mix2 = torch.sigmoid(logits).split(sizes, dim=-1)
-    return [q * query, output, mix1, mix2]
-
-
-def gates_with_gradients(run, logits, q, sizes):
-    logits, q = (x.detach().requires_grad_() for x in (logits, q))
-    outs = run(logits, q, sizes)
-    cotangents = [torch.linspace(-1, 1, out.numel()).view(out.shape).to(out.dtype) for out in outs]
-    return [*outs, *torch.autograd.grad(outs, [logits, q], cotangents)]
-
-
-@pytest.mark.parametrize("sizes", GATE_SIZES, ids=str)
-@pytest.mark.parametrize("lead", [(1, 1), (2, 7)])
-def test_gates(lead, sizes):
-    sizes = list(sizes)
-    logits = 4 * torch.randn(*lead, sum(sizes), dtype=torch.float64)
-    q = torch.randn(*lead, sizes[0], dtype=torch.float64)
-    exact = gates_with_gradients(plain_gates, logits, q, sizes)
-    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, FLOAT32)):
-        given = logits.to(dtype), q.to(dtype)
-        actual = gates_with_gradients(triton_gating.gate_queries, *given, sizes)
-        for a, e in zip(actual, exact, strict=True):
-            assert_close(a, e, tolerance=tolerance, floor=1e-3)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_gates_in_half_precision(dtype):
-    sizes = [12, 20, 6, 3]
-    logits, q = torch.randn(2, 7, 41).to(dtype), torch.randn(2, 7, 12).to(dtype)
-    exact = gates_with_gradients(plain_gates, logits.double(), q.double(), sizes)
-    plain = gates_with_gradients(plain_gates, logits, q, sizes)
-    actual = gates_with_gradients(triton_gating.gate_queries, logits, q, sizes)
-    for each in zip(actual, plain, exact, strict=True):
-        assert_no_worse(*each)
+def test_convolution_keeps_weights_in_float32():
+    case = contract.convolution(2, 9, 3, 6)
+    x, *weights = (tensor.float() for tensor in case.tensors.values())
+    expected = case.compute("reference", x, *weights)
+    for actual, e in zip(case.compute("triton", x.half(), *weights), expected, strict=True):
+        assert actual.dtype == torch.float16
+        assert_close(actual, e, tolerance=4e-3)
 
 
 def test_extreme_logits_are_finite():
+    case = contract.gates((2, 2, 1, 1), (1,))
     logits = torch.tensor([[-1e4, -200.0, 0.0, 200.0, 1e4, 3.0]])
-    sizes = [2, 2, 1, 1]
-    actual = gates_with_gradients(triton_gating.gate_queries, logits, torch.ones(1, 2), sizes)
-    for a, e in zip(actual, gates_with_gradients(plain_gates, logits, torch.ones(1, 2), sizes), strict=True):
-        assert_close(a, e, tolerance=FLOAT32, floor=1e-6)
+    case = case._replace(tensors={"logits": logits.double(), "q": torch.ones(1, 2, dtype=torch.float64)})
+    contract.check(case, "triton", torch.float32, tolerance=FLOAT32)
 
 
 @pytest.mark.parametrize("size", [1, 1024, 1500])
@@ -185,10 +102,13 @@ def test_the_output_gate(size):
 
 
 def test_only_one_gate_has_a_gradient():
-    logits, q = torch.randn(1, 3, 11, requires_grad=True), torch.randn(1, 3, 4)
+    case = contract.gates((4, 4, 2, 1), (3,))
+    logits, q = (x.float().requires_grad_() for x in case.tensors.values())
     for i in range(4):
-        expected = torch.autograd.grad(plain_gates(logits, q, [4, 4, 2, 1])[i].sum(), logits)[0]
-        actual = torch.autograd.grad(triton_gating.gate_queries(logits, q, [4, 4, 2, 1])[i].sum(), logits)[0]
+        actual, expected = (
+            torch.autograd.grad(case.compute(backend, logits, q)[i].sum(), logits)[0]
+            for backend in ("triton", "reference")
+        )
         assert_close(actual, expected, tolerance=FLOAT32)
 
 
@@ -249,10 +169,10 @@ def split(x, starts, sizes):
 
 def test_opcheck_and_second_derivatives(monkeypatch):
     monkeypatch.setattr(elementwise, "empty", empty)  # opcheck compares where results begin in memory
-    x, w1, w2 = conv_inputs((1, 4, 3, 2, 2))
+    x, w1, w2 = (tensor.requires_grad_() for tensor in contract.convolution(1, 3, 1, 2, 2).tensors.values())
     logits, q = torch.randn(2, 7, requires_grad=True), torch.randn(2, 3, requires_grad=True)
     checks = [
-        torch.library.opcheck(torch.ops.hypermlp.triton_conv_pair.default, (x, w1, w2, 3, None)),
+        torch.library.opcheck(torch.ops.hypermlp.triton_conv.default, (x, [w1, w2], 3, None)),
         torch.library.opcheck(torch.ops.hypermlp.triton_gates.default, (logits, q, [3, 2, 1, 1])),
         torch.library.opcheck(torch.ops.hypermlp.triton_product.default, (q, q.detach().clone())),
     ]

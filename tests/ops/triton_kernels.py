@@ -4,19 +4,13 @@ A call is recorded, then each launch is repeated on fresh random tensors. tests/
 file in a process of its own.
 """
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
 
-from hypermlp.ops.triton import interpreting
-from hypermlp.ops.triton.launch import recording
+from hypermlp.ops import contract
+from hypermlp.ops.triton.launch import recording, use_settings
 from hypermlp.testing import assert_close
-
-sys.path.insert(0, str(Path(__file__).parent))
-from triton_cases import MUCH, Case, run
 
 LAYOUTS = [
     ("lag", "padding"),
@@ -31,11 +25,10 @@ B, H, G, M, N, RANK = 2, 1, 2, 9, 37, 3
 
 def recorded(layout, pattern, queries=M):
     """The launches of a forward and a backward pass in one chunk, the first of each name first."""
-    assert interpreting()
-    sizes = {"queries": queries, "keys": N, "batch": B, "heads": H, "rank": RANK, "rows": 64}
-    case = Case(layout=layout, pattern=pattern, **sizes, programs=16, scratch=MUCH)
-    with recording() as record:
-        run(case, case.inputs(torch.float64))
+    sizes = {"queries": queries, "keys": N, "batch": B, "heads": H, "rank": RANK}
+    case = contract.attention("glu", "12", layout, pattern, **sizes)
+    with use_settings(rows=64, programs=16, scratch_bytes=1 << 30), recording() as record:
+        case.results("triton", torch.float64)
     found = {}
     for one in record.launches:
         found.setdefault(one.name, []).append(one)
@@ -106,11 +99,9 @@ def test_row_kernels(layout, pattern):
     one = found["inner"][0]
     a = repeat(one, scores=like(one, "scores"))
     x, exists = slots(a, a["scores"])
-    expected = torch.cat(
-        [torch.einsum("bhmn,hnr->bhmr", x, a["parameter"]), x.square().sum(-1, keepdim=True)], -1
-    )
+    expected = torch.einsum("bhmn,hnr->bhmr", x, a["parameter"])
     assert one.grid[1] > 1
-    assert_close(total(a["partial"], B, G, M, RANK + 1), expected, tolerance=TIGHT, what="inner")
+    assert_close(total(a["partial"], B, G, M, RANK), expected, tolerance=TIGHT, what="inner")
 
     one = found["collect"][0]
     a = repeat(one, partial=like(one, "partial"))
@@ -129,7 +120,7 @@ def test_row_kernels(layout, pattern):
 
     one = found["finish"][0]
     stats, values = like(one, "stats").abs(), like(one, "values")
-    a = repeat(one, values=values, stats=stats, norms=stats)
+    a = repeat(one, values=values, stats=stats)
     x, exists = slots(a, values)
     inverse = (stats[:, :, -1:].unflatten(0, (B, H)) + EPS).rsqrt()
     expected = mixed(x * inverse, exists, a["diag"], a["parameter"], by_row(stats, a["gate"]) * inverse)
@@ -172,7 +163,7 @@ def test_gradient_kernels(layout, pattern):
         stats = like(one, "stats").abs()
         fresh = {field: like(one, field) for field in ("before", "after", "grad_stats")}
         before = {field: one.arguments[field].sum(0) for field in ("grad_diag", "grad_left", "grad_right")}
-        a = repeat(one, **fresh, stats=stats, stats_norms=stats)
+        a = repeat(one, **fresh, stats=stats)
         x, y = slots(a, a["before"])[0], slots(a, a["after"])[0]
         sums = by_row(stats, a["gate"])
         if normalised:
@@ -207,12 +198,12 @@ def test_decode_kernels(layout, pattern):
     z = torch.einsum("bhd,bhnd->bhn", a["q"][:, 0], k).masked_fill(~exists, 0)
     actual = a["scores"].unflatten(0, (B, G)).masked_fill(~exists, 0)
     assert_close(actual, z, tolerance=TIGHT, what="decode_scores")
-    expected = torch.cat([torch.einsum("bhn,hnr->bhr", z, a["parameter"]), z.square().sum(-1)[..., None]], -1)
-    assert_close(total(a["partial"], B, G, RANK + 1), expected, tolerance=TIGHT)
+    expected = torch.einsum("bhn,hnr->bhr", z, a["parameter"])
+    assert_close(total(a["partial"], B, G, RANK), expected, tolerance=TIGHT)
 
     one = found["decode_activate"][0]
     a = repeat(one, scores=like(one, "scores"), partial1=like(one, "partial1"))
-    sums = total(a["partial1"], B, G, 1, RANK + 1)
+    sums = total(a["partial1"], B, G, 1, RANK)
     assert_close(a["stats1"], sums.flatten(0, 1), tolerance=TIGHT, what="sums of the scores")
     x = a["scores"].unflatten(0, (B, G)).masked_fill(~exists, 0)[:, :, None]
     h = mixed(x, exists[:, :, None], a["diag1"], a["right1"], by_row(sums.flatten(0, 1), a["gate1"]))

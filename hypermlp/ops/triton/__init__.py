@@ -12,16 +12,12 @@ check that runs on a GPU before "auto" takes the kernels there.
 
 import importlib.util
 import os
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from hypermlp.ops.arguments import Attention, Request
 from hypermlp.ops.triton.saved import saved_size, score_dtype
-
-if TYPE_CHECKING:
-    from hypermlp.ops.triton.planning import Plan
 
 
 def interpreting() -> bool:
@@ -50,14 +46,16 @@ def unsupported(request: Request) -> str | None:
         )
     if request.activation == "softmax":
         return "it has no softmax"
+    if request.operation == "attention" and request.dtype == torch.float16:
+        return "its scratch in float16 would overflow; use bfloat16, or backend 'blocked'"
     return None
 
 
 def distrusted() -> str | None:
     """Return why "auto" should not take the kernels on this GPU; the first call runs the self-check there."""
-    from hypermlp.ops.triton.selfcheck import distrusted as ask
+    from hypermlp.ops.triton import selfcheck
 
-    return ask()
+    return selfcheck.distrusted()
 
 
 def empty_sums(arguments: Attention) -> Tensor:
@@ -77,10 +75,3 @@ def backward(grad_out: Tensor, out: Tensor, saved: Tensor, arguments: Attention)
     from hypermlp.ops.triton.backward import backward as run
 
     return run(grad_out, out, saved, arguments)
-
-
-def plan(**sizes: Any) -> "Plan":
-    """Return what a call would launch, without a GPU; see ``planning.plan`` for the sizes and an example."""
-    from hypermlp.ops.triton.planning import plan as run
-
-    return run(**sizes)

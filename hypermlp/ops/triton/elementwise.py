@@ -1,4 +1,4 @@
-"""The memory-bound parts of a layer as kernels: the pair of causal convolutions and the sigmoid gates.
+"""The memory-bound parts of a layer as kernels: the causal convolutions and the sigmoid gates.
 
 Each tensor is read and written about once. Sums are float32 (float64 for float64), in a fixed order: the
 weights' gradients are sums over tiles, first within a program, then over the programs.
@@ -7,6 +7,7 @@ Shapes: B batch, S rows of the convolution's input, T its output positions (the 
 for gates N positions, W columns of logits.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from hypermlp.ops.triton.launch import empty, launch
 
 POSITIONS, CHANNELS, WARPS = 8, 128, 4
 TILES_PER_PROGRAM = 8  # of the backward, whose programs each write a part of the weights' gradients
-GATE_ROWS, GATE_COLUMNS = 4, 256
+GATE_POSITIONS, GATE_COLUMNS = 4, 256
 
 
 def sum_type(dtype: torch.dtype) -> Any:
@@ -44,18 +45,65 @@ def _dense(name: str, like: Tensor, shape: tuple[int, ...], dtype: torch.dtype |
     return empty(name, like, size, dtype or like.dtype).view(shape)
 
 
-def _conv_arguments(x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None) -> Any:
+def conv(x: Tensor, weights: list[Tensor], length: int, reach: Tensor | None) -> list[Tensor]:
+    """Compute the convolutions; see ``hypermlp.ops.api.causal_conv``. One launch for every two weights."""
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    batch, _, width = x.shape
+    outs = [_dense(f"conv {i}", x, (batch, length, width)) for i in range(len(weights))]
+    grid = (_grid(length, POSITIONS), _grid(width, CHANNELS), batch)
+    for first in range(0, len(weights), 2):
+        arguments = _conv_arguments(x, weights[first : first + 2], length, reach)
+        launch(conv_forward, "conv_forward", grid, None, **_pair("out", outs[first : first + 2]), **arguments)
+    return outs
+
+
+def conv_gradients(
+    grads: list[Tensor], x: Tensor, weights: list[Tensor], length: int, reach: Tensor | None
+) -> list[Tensor]:
+    """Return the gradients of x and the weights. One launch for every two weights, and one for their sum."""
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    batch, rows, width = x.shape
+    taps = weights[0].shape[1]
+    programs = _grid(rows, POSITIONS * TILES_PER_PROGRAM)
+    grads_x, grad_weights = [], []
+    for first in range(0, len(weights), 2):
+        pair = weights[first : first + 2]
+        grads_x.append(_dense("grad x", x, (batch, rows, width)))
+        sums = torch.promote_types(x.dtype, torch.float32)
+        partial = _dense("partial weights", x, (batch * programs, len(pair), taps, width), sums)
+        launch(
+            conv_backward,
+            "conv_backward",
+            (programs, _grid(width, CHANNELS), batch),
+            None,
+            **_pair("grad", [grad.contiguous() for grad in grads[first : first + 2]]),
+            grad_x=grads_x[-1],
+            partial=partial,
+            PADDED_TAPS=max(2, 1 << (taps - 1).bit_length()),
+            TILES=TILES_PER_PROGRAM,
+            **_conv_arguments(x, pair, length, reach),
+        )
+        grad_weights += [total.to(pair[0].dtype).contiguous() for total in partial.sum(0).mT]
+    return [functools.reduce(torch.add, grads_x), *grad_weights]
+
+
+def _pair(name: str, tensors: list[Tensor]) -> dict[str, Tensor | None]:
+    """Return the arguments of a kernel for one or two convolutions."""
+    return {f"{name}1": tensors[0], f"{name}2": tensors[1] if len(tensors) > 1 else None}
+
+
+def _conv_arguments(x: Tensor, weights: list[Tensor], length: int, reach: Tensor | None) -> dict[str, Any]:
     return {
         "x": x,
-        "weight1": weight1.contiguous(),
-        "weight2": weight2.contiguous(),
+        **_pair("weight", [weight.contiguous() for weight in weights]),
+        "BOTH": len(weights) > 1,
         "reach": None if reach is None else reach.contiguous(),
         "rows": x.shape[1],
         "length": length,
         "width": x.shape[2],
         "batch_stride": x.stride(0),
         "row_stride": x.stride(1),
-        "TAPS": weight1.shape[1],
+        "TAPS": weights[0].shape[1],
         "HAS_REACH": reach is not None,
         "DTYPE": sum_type(x.dtype),
         "BM": POSITIONS,
@@ -63,49 +111,6 @@ def _conv_arguments(x: Tensor, weight1: Tensor, weight2: Tensor, length: int, re
         "num_warps": WARPS,
         "num_stages": 1,  # a pipeline over tiles would take all registers
     }
-
-
-def conv_pair(
-    x: Tensor, weight1: Tensor, weight2: Tensor, length: int, reach: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Compute both convolutions; see ``hypermlp.ops.api.causal_conv_pair``. One launch."""
-    x = x if x.stride(-1) == 1 else x.contiguous()
-    batch, _, width = x.shape
-    outs = tuple(_dense(name, x, (batch, length, width)) for name in ("conv 1", "conv 2"))
-    grid = (_grid(length, POSITIONS), _grid(width, CHANNELS), batch)
-    arguments = _conv_arguments(x, weight1, weight2, length, reach)
-    launch(conv_forward, "conv_forward", grid, None, out1=outs[0], out2=outs[1], **arguments)
-    return outs[0], outs[1]
-
-
-def conv_pair_backward(
-    grad1: Tensor, grad2: Tensor, x: Tensor, weight1: Tensor, weight2: Tensor, length: int,
-    reach: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of x and both weights. One launch, and one for each weight's sum."""
-    x = x if x.stride(-1) == 1 else x.contiguous()
-    batch, rows, width = x.shape
-    taps = weight1.shape[1]
-    programs = _grid(rows, POSITIONS * TILES_PER_PROGRAM)
-    sums = torch.promote_types(x.dtype, torch.float32)
-    grad_x = _dense("grad x", x, (batch, rows, width))
-    partial = _dense("partial weights", x, (batch * programs, 2, taps, width), sums)
-    launch(
-        conv_backward,
-        "conv_backward",
-        (programs, _grid(width, CHANNELS), batch),
-        None,
-        grad1=grad1.contiguous(),
-        grad2=grad2.contiguous(),
-        grad_x=grad_x,
-        partial=partial,
-        PADDED_TAPS=max(2, 1 << (taps - 1).bit_length()),
-        TILES=TILES_PER_PROGRAM,
-        **_conv_arguments(x, weight1, weight2, length, reach),
-    )
-    total = partial.sum(0).mT  # [2, D, K]
-    dtype = weight1.dtype
-    return grad_x, total[0].to(dtype).contiguous(), total[1].to(dtype).contiguous()
 
 
 def gates(logits: Tensor, q: Tensor, sizes: list[int]) -> list[Tensor]:
@@ -162,16 +167,16 @@ def gates_grad(grads: list[Tensor], logits: Tensor, q: Tensor, sizes: list[int])
 
 
 def _gate_settings(logits: Tensor, sizes: list[int]) -> dict[str, Any]:
-    rows, width = logits.numel() // logits.shape[-1], logits.shape[-1]
+    positions, width = logits.numel() // logits.shape[-1], logits.shape[-1]
     return {
-        "grid": (_grid(rows, GATE_ROWS), _grid(width, GATE_COLUMNS)),
-        "num_rows": rows,
+        "grid": (_grid(positions, GATE_POSITIONS), _grid(width, GATE_COLUMNS)),
+        "num_positions": positions,
         "QUERY": sizes[0],
         "OUTPUT": sizes[1],
         "MIX1": sizes[2],
         "MIX2": sizes[3],
         "DTYPE": sum_type(logits.dtype),
-        "BM": GATE_ROWS,
+        "BM": GATE_POSITIONS,
         "BN": GATE_COLUMNS,
         "num_warps": WARPS,
     }
@@ -181,7 +186,7 @@ def product_grad(grad: Tensor, a: Tensor, b: Tensor) -> list[Tensor]:
     """Return the gradients of ``a * b``, tensors of one shape. One launch."""
     grad, a, b = grad.contiguous(), a.contiguous(), b.contiguous()
     outs = [_dense(name, x, x.shape) for name, x in (("grad a", a), ("grad b", b))]
-    block = GATE_ROWS * GATE_COLUMNS
+    block = GATE_POSITIONS * GATE_COLUMNS
     launch(
         product_backward,
         "product_backward",

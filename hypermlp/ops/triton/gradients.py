@@ -15,23 +15,22 @@ import triton
 import triton.language as tl
 
 from hypermlp.ops.triton.kernels import SIZES
-from hypermlp.ops.triton.rows import (
+from hypermlp.ops.triton.row_tiles import (
     first_row,
     first_shift,
     gated_branches,
     gated_sums,
-    half_scale,
     inverse_norm,
     last_tile,
     load_tile,
     matmul,
     normalised,
     pre_activation,
-    query_values,
+    query_value,
     row_tile,
     sigmoid_from,
     softplus,
-    store_rows,
+    store_sums,
     store_tile,
     tile_cells,
     tile_slots,
@@ -62,15 +61,13 @@ def project(
     row, live, query, count, origin, shift = row_tile(
         starts, item, first, num_rows, first_query, num_queries, offset, pad, HAS_STARTS, LAG, STRIDE, BM
     )
-    norm = query_values(stats2, matrix, query, live, num_queries, RANK2 + 1, RANK2)
+    norm = query_value(stats2, matrix, query, live, num_queries, RANK2 + 1, RANK2)
     gated, gated_scale = gated_branches(
-        stats1, gate1, item, head, heads, query, live, num_queries, RANK1, R1, MIXED1, GLU, BM, dtype
+        stats1, gate1, item, head, heads, query, live, num_queries, RANK1, R1, MIXED1, GLU, dtype
     )
-    gated_grad = tl.zeros([BM, R2], dtype=dtype)
-    if MIXED2:
-        gated_grad = gated_sums(
-            grad_stats2, gate2, item, head, heads, query, live, num_queries, RANK2, RANK2, R2, dtype
-        )
+    gated_grad = gated_sums(
+        grad_stats2, gate2, item, head, heads, query, live, num_queries, RANK2, RANK2, R2, MIXED2, dtype
+    )
     cells = num_rows.to(tl.int64) * ld
     base = scores + (item * heads * (1 + GLU) + head) * cells
     projection = tl.zeros([BM], dtype=dtype)
@@ -104,13 +101,13 @@ def project(
 
 @triton.jit(do_not_specialize=SIZES)
 def activate_backward(
-    scores, grad_weights, weights, grad_scores, stats1, stats2, grad_stats2, delta, grad_factors,
+    scores, grad_weights, weights, grad_scores, stats1, stats2, grad_stats2, delta,
     gate1, diag1, right1, gate2, diag2, right2, partial, starts,
     num_rows, first_query, num_queries, offset, num_slots, num_slots2, ld, pad,
     tiles_per_split, split_stride, matrix_stride, heads,
     RANK1: tl.constexpr, R1: tl.constexpr, MIXED1: tl.constexpr,
     RANK2: tl.constexpr, R2: tl.constexpr, MIXED2: tl.constexpr,
-    GLU: tl.constexpr, SCALED: tl.constexpr, EXACT: tl.constexpr, EPS: tl.constexpr,
+    GLU: tl.constexpr, EXACT: tl.constexpr, EPS: tl.constexpr,
     HAS_STARTS: tl.constexpr, LAG: tl.constexpr, STRIDE: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -118,7 +115,7 @@ def activate_backward(
 
     ``partial[split, branch, row] = gradient of the mixed scores · right1``; ``grad_stats2`` holds the
     gradient of the weights · left2, ``delta`` the projections; EXACT (see ``normalised``): the sums of
-    ``project``. SCALED (float16): stored rows are divided by ``grad_factors`` (RowFactors in backward.py).
+    ``project``.
     """
     first = first_row(STRIDE, BM)
     if first >= num_rows:
@@ -131,32 +128,17 @@ def activate_backward(
         starts, item, first, num_rows, first_query, num_queries, offset, pad, HAS_STARTS, LAG, STRIDE, BM
     )
     width2: tl.constexpr = RANK2 + 1
-    norm = query_values(stats2, matrix, query, live, num_queries, width2, RANK2)
+    norm = query_value(stats2, matrix, query, live, num_queries, width2, RANK2)
     inverse = inverse_norm(norm, EPS)
-    projection = query_values(delta, matrix, query, live, num_queries, 1 + EXACT, 0)
+    projection = query_value(delta, matrix, query, live, num_queries, 1 + EXACT, 0)
     if EXACT:
-        projection /= query_values(delta, matrix, query, live, num_queries, 2, 1) + EPS / (norm + EPS)
-    gate_factor = inverse
-    scale_factor = tl.full([BM], 1.0, dtype=dtype)
-    weight_factor = scale_factor
-    if SCALED:
-        width1: tl.constexpr = RANK1 + 1
-        factor = query_values(grad_factors, branch, query, live, num_queries, 1, 0)
-        gate_factor = inverse / tl.where(live, factor, 1.0)
-        if GLU:
-            weight_factor = half_scale(
-                query_values(stats1, branch + heads, query, live, num_queries, width1, RANK1)
-            )
-            factor = query_values(grad_factors, branch + heads, query, live, num_queries, 1, 0)
-            scale_factor = 1.0 / tl.where(live, factor, 1.0)
+        projection /= query_value(delta, matrix, query, live, num_queries, 2, 1) + EPS / (norm + EPS)
     gated, gated_scale = gated_branches(
-        stats1, gate1, item, head, heads, query, live, num_queries, RANK1, R1, MIXED1, GLU, BM, dtype
+        stats1, gate1, item, head, heads, query, live, num_queries, RANK1, R1, MIXED1, GLU, dtype
     )
-    gated_grad = tl.zeros([BM, R2], dtype=dtype)
-    if MIXED2:
-        gated_grad = gated_sums(
-            grad_stats2, gate2, item, head, heads, query, live, num_queries, RANK2, RANK2, R2, dtype
-        )
+    gated_grad = gated_sums(
+        grad_stats2, gate2, item, head, heads, query, live, num_queries, RANK2, RANK2, R2, MIXED2, dtype
+    )
 
     cells = num_rows.to(tl.int64) * ld
     base, out = scores + branch * cells, grad_scores + branch * cells
@@ -171,45 +153,43 @@ def activate_backward(
             grad_weights + matrix * cells, offsets, exists, reached, slot, gated_grad, diag2, right2, head,
             num_slots2, RANK2, R2, MIXED2, STRIDE, PRECISION, dtype,
         )  # fmt: skip
-        h, rows = pre_activation(
+        h, factors = pre_activation(
             base, offsets, exists, reached, slot, gated, diag1, right1, head, num_slots,
             RANK1, R1, MIXED1, STRIDE, PRECISION, dtype,
         )  # fmt: skip
         h = normalised(h, norm, EPS, EXACT)
         a = tl.where(h > 0, h, 0.0)
         if GLU:
-            h_scale, rows_scale = pre_activation(
+            h_scale, factors_scale = pre_activation(
                 base_scale, offsets, exists, reached, slot, gated_scale, diag1, right1, head + heads,
                 num_slots, RANK1, R1, MIXED1, STRIDE, PRECISION, dtype,
             )  # fmt: skip
             strength, e = softplus(h_scale)
-            grad_scale = grad * a * sigmoid_from(h_scale, e) * scale_factor[:, None]
+            grad_scale = grad * a * sigmoid_from(h_scale, e)
             store_tile(out_scale, offsets, grad_scale, exists, reached, STRIDE)
             if MIXED1:
-                products_scale = matmul(grad_scale, rows_scale, products_scale, PRECISION)
+                products_scale = matmul(grad_scale, factors_scale, products_scale, PRECISION)
             a *= strength
             grad *= strength
-        store_tile(weights + matrix * cells, offsets, a * weight_factor[:, None], exists, reached, STRIDE)
-        grad = (tl.where(h > 0, grad, 0.0) - h * projection[:, None]) * gate_factor[:, None]
+        store_tile(weights + matrix * cells, offsets, a, exists, reached, STRIDE)
+        grad = (tl.where(h > 0, grad, 0.0) - h * projection[:, None]) * inverse[:, None]
         store_tile(out, offsets, grad, exists, reached, STRIDE)
         if MIXED1:
-            products = matmul(grad, rows, products, PRECISION)
+            products = matmul(grad, factors, products, PRECISION)
     if MIXED1:
         sums = partial + split.to(tl.int64) * split_stride + branch.to(tl.int64) * matrix_stride
-        store_rows(sums, row, live, products, RANK1, RANK1, R1)
+        store_sums(sums, row, live, products, RANK1, RANK1, R1)
         if GLU:
             sums += heads.to(tl.int64) * matrix_stride
-            store_rows(sums, row, live, products_scale, RANK1, RANK1, R1)
+            store_sums(sums, row, live, products_scale, RANK1, RANK1, R1)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def parameters(
-    before, after, stats, grad_stats, before_factors, after_factors, stats_norms, gate,
+    before, after, stats, grad_stats, gate,
     grad_diag, grad_left, grad_right, starts,
     items, num_rows, first_query, num_queries, offset, num_slots, ld, pad, heads,
-    RANK: tl.constexpr, R: tl.constexpr,
-    WIDTH: tl.constexpr, WIDTH_NORMS: tl.constexpr,
-    NORMALISE: tl.constexpr, BEFORE_SCALED: tl.constexpr, AFTER_SCALED: tl.constexpr, EPS: tl.constexpr,
+    RANK: tl.constexpr, R: tl.constexpr, WIDTH: tl.constexpr, NORMALISE: tl.constexpr, EPS: tl.constexpr,
     HAS_STARTS: tl.constexpr, LAG: tl.constexpr, STRIDE: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -222,7 +202,7 @@ def parameters(
     """
     pid, head = tl.program_id(0), tl.program_id(2)
     residue, tile = pid % STRIDE, pid // STRIDE
-    dtype: tl.constexpr = stats_norms.dtype.element_ty
+    dtype: tl.constexpr = stats.dtype.element_ty
     shift = first_shift(pad + (offset + first_query + residue if LAG else 0), STRIDE, LAG)
     diag = tl.zeros([BN], dtype=dtype)
     left = tl.zeros([BN, R], dtype=dtype)
@@ -242,21 +222,15 @@ def parameters(
             )
             x = load_tile(before + cells, offsets, exists, reached, STRIDE, dtype)
             y = load_tile(after + cells, offsets, exists, reached, STRIDE, dtype)
-            if BEFORE_SCALED:
-                x *= query_values(before_factors, matrix, query, live, num_queries, 1, 0)[:, None]
-            sums = gated_sums(stats, gate, item, head, heads, query, live, num_queries, WIDTH, RANK, R, dtype)
+            sums = gated_sums(
+                stats, gate, item, head, heads, query, live, num_queries, WIDTH, RANK, R, True, dtype
+            )
             if NORMALISE:
-                norm = query_values(
-                    stats_norms, matrix, query, live, num_queries, WIDTH_NORMS, WIDTH_NORMS - 1
-                )
+                norm = query_value(stats, matrix, query, live, num_queries, WIDTH, WIDTH - 1)
                 sums *= inverse_norm(norm, EPS)[:, None]
             grad_sums = gated_sums(
-                grad_stats, gate, item, head, heads, query, live, num_queries, RANK, RANK, R, dtype
+                grad_stats, gate, item, head, heads, query, live, num_queries, RANK, RANK, R, True, dtype
             )
-            if AFTER_SCALED:
-                factor = query_values(after_factors, matrix, query, live, num_queries, 1, 0)
-                y *= factor[:, None]
-                grad_sums *= factor[:, None]
             diag += tl.sum(x * y, 0)
             left = matmul(tl.trans(x), grad_sums, left, PRECISION)
             right = matmul(tl.trans(y), sums, right, PRECISION)

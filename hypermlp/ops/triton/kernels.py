@@ -1,6 +1,6 @@
 """The row kernels of the forward pass: ``inner``, ``collect``, ``activate`` and ``finish``.
 
-Between two GEMMs a chunk of M query rows lies in scratch (see rows.py for the addresses). ``inner``
+Between two GEMMs a chunk of M query rows lies in scratch (see row_tiles.py for the addresses). ``inner``
 multiplies the scores with ``left``; ``activate`` mixes them, applies the activation and multiplies with the
 second mix's ``right``; ``finish`` adds the second mix's low-rank part and clears what no query sees. The
 first two are split over slots; ``collect`` adds their partial sums in a fixed order.
@@ -11,23 +11,22 @@ Grids: (row tiles of all residue classes, splits or slot tiles, matrices).
 import triton
 import triton.language as tl
 
-from hypermlp.ops.triton.rows import (
+from hypermlp.ops.triton.row_tiles import (
     first_row,
     gated_branches,
     gated_sums,
-    half_scale,
     inverse_norm,
     last_tile,
     load_tile,
     matmul,
     mixed,
+    parameter_tile,
     pre_activation,
-    query_values,
+    query_value,
     row_tile,
-    slot_rows,
     slot_scale,
     softplus,
-    store_rows,
+    store_sums,
     store_tile,
     tile_cells,
 )
@@ -58,11 +57,11 @@ def inner(
     scores, parameter, partial, starts,
     num_rows, first_query, num_queries, offset, num_slots, ld, pad,
     tiles_per_split, split_stride, matrix_stride, heads,
-    RANK: tl.constexpr, R: tl.constexpr, MIXED: tl.constexpr, SQUARES: tl.constexpr,
+    RANK: tl.constexpr, R: tl.constexpr,
     HAS_STARTS: tl.constexpr, LAG: tl.constexpr, STRIDE: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """``partial[split, matrix, row] = [scores · parameter, ‖scores‖²]`` over the slots of one split."""
+    """``partial[split, matrix, row] = scores · parameter`` over the slots of one split."""
     first = first_row(STRIDE, BM)
     if first >= num_rows:
         return
@@ -74,23 +73,15 @@ def inner(
     )
     base = scores + matrix.to(tl.int64) * num_rows * ld
     products = tl.zeros([BM, R], dtype=dtype)
-    squares = tl.zeros([BM], dtype=dtype)
     for tile in tl.range(split * tiles_per_split, last_tile(split, tiles_per_split, count, shift, BN)):
         slot, exists, reached, offsets = tile_cells(
             row, live, count, origin, tile, shift, ld, STRIDE, LAG, BN
         )
         x = load_tile(base, offsets, exists, reached, STRIDE, dtype)
-        if MIXED:
-            rows = slot_rows(parameter, head, slot, num_slots, RANK, R, dtype)
-            products = matmul(x, rows, products, PRECISION)
-        if SQUARES:
-            squares += tl.sum(x * x, 1)
-    width: tl.constexpr = RANK + SQUARES
+        factors = parameter_tile(parameter, head, slot, num_slots, RANK, R, dtype)
+        products = matmul(x, factors, products, PRECISION)
     sums = partial + split.to(tl.int64) * split_stride + matrix.to(tl.int64) * matrix_stride
-    if MIXED:
-        store_rows(sums, row, live, products, width, RANK, R)
-    if SQUARES:
-        tl.store(sums + row * width + RANK, squares, mask=live)
+    store_sums(sums, row, live, products, RANK, RANK, R)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -120,14 +111,11 @@ def activate(
     tiles_per_split, split_stride, matrix_stride, heads,
     RANK1: tl.constexpr, R1: tl.constexpr, MIXED1: tl.constexpr,
     RANK2: tl.constexpr, R2: tl.constexpr, MIXED2: tl.constexpr,
-    GLU: tl.constexpr, SCALED: tl.constexpr, EPS: tl.constexpr,
-    HAS_STARTS: tl.constexpr, LAG: tl.constexpr, STRIDE: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
+    GLU: tl.constexpr, HAS_STARTS: tl.constexpr, LAG: tl.constexpr, STRIDE: tl.constexpr,
+    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """weights = the activation before it is divided by rho;
     ``partial[split, matrix, row] = [activation · right2, ‖h‖²]``.
-
-    SCALED (float16): rows of weights are stored divided by the norm of their scores, near 1/rho.
     """
     first = first_row(STRIDE, BM)
     if first >= num_rows:
@@ -140,16 +128,8 @@ def activate(
         starts, item, first, num_rows, first_query, num_queries, offset, pad, HAS_STARTS, LAG, STRIDE, BM
     )
     gated, gated_scale = gated_branches(
-        stats1, gate1, item, head, heads, query, live, num_queries, RANK1, R1, MIXED1, GLU, BM, dtype
+        stats1, gate1, item, head, heads, query, live, num_queries, RANK1, R1, MIXED1, GLU, dtype
     )
-    prescale = tl.full([BM], 1.0, dtype=dtype)
-    if SCALED:
-        width1: tl.constexpr = RANK1 + 1
-        prescale = inverse_norm(query_values(stats1, branch, query, live, num_queries, width1, RANK1), EPS)
-        if GLU:
-            prescale *= half_scale(
-                query_values(stats1, branch + heads, query, live, num_queries, width1, RANK1)
-            )
     base = scores + branch.to(tl.int64) * num_rows * ld
     base_scale = base + heads.to(tl.int64) * num_rows * ld
     out = weights + matrix.to(tl.int64) * num_rows * ld
@@ -159,45 +139,44 @@ def activate(
         slot, exists, reached, offsets = tile_cells(
             row, live, count, origin, tile, shift, ld, STRIDE, LAG, BN
         )
-        a = prescale[:, None]
         if GLU:
             h_scale, _ = pre_activation(
                 base_scale, offsets, exists, reached, slot, gated_scale, diag1, right1, head + heads,
                 num_slots, RANK1, R1, MIXED1, STRIDE, PRECISION, dtype,
             )  # fmt: skip
             strength, _ = softplus(h_scale)
-            a = strength * a
         h, _ = pre_activation(
             base, offsets, exists, reached, slot, gated, diag1, right1, head, num_slots,
             RANK1, R1, MIXED1, STRIDE, PRECISION, dtype,
         )  # fmt: skip
         squares += tl.sum(h * h, 1)
-        a = tl.where(h > 0, h, 0.0) * a
+        a = tl.where(h > 0, h, 0.0)
+        if GLU:
+            a *= strength
         store_tile(out, offsets, a, exists, reached, STRIDE)
         if MIXED2:
-            rows = slot_rows(right2, head, slot, num_slots2, RANK2, R2, dtype)
-            products = matmul(a, rows, products, PRECISION)
+            factors = parameter_tile(right2, head, slot, num_slots2, RANK2, R2, dtype)
+            products = matmul(a, factors, products, PRECISION)
     sums = partial + split.to(tl.int64) * split_stride + matrix.to(tl.int64) * matrix_stride
     width2: tl.constexpr = RANK2 + 1
     if MIXED2:
-        store_rows(sums, row, live, products / prescale[:, None], width2, RANK2, R2)
+        store_sums(sums, row, live, products, width2, RANK2, R2)
     tl.store(sums + row * width2 + RANK2, squares, mask=live)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def finish(
-    values, stats, norms, scores_norms, gate, diag, parameter, starts,
+    values, stats, gate, diag, parameter, starts,
     num_rows, first_query, num_queries, offset, num_slots, num_keys, ld, pad, heads,
-    RANK: tl.constexpr, R: tl.constexpr, MIXED: tl.constexpr,
-    WIDTH: tl.constexpr, WIDTH_NORMS: tl.constexpr, WIDTH_SCORES: tl.constexpr,
-    NORMALISE: tl.constexpr, GLU: tl.constexpr, SCALED: tl.constexpr, ACTIVATED: tl.constexpr,
-    EPS: tl.constexpr, HAS_STARTS: tl.constexpr, LAG: tl.constexpr, STRIDE: tl.constexpr,
+    RANK: tl.constexpr, R: tl.constexpr, MIXED: tl.constexpr, WIDTH: tl.constexpr,
+    NORMALISE: tl.constexpr, ACTIVATED: tl.constexpr, EPS: tl.constexpr,
+    HAS_STARTS: tl.constexpr, LAG: tl.constexpr, STRIDE: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """values ← values (1 + diag) + (stats gate) parameterᵀ at visible slots, in place, and 0 at other keys.
 
-    NORMALISE: the sums in ``stats`` are multiplied by 1/rho, from the last column of ``norms``. ACTIVATED: so
-    are the values, which ``activate`` wrote. SCALED (float16): see ``activate``.
+    NORMALISE: the sums in ``stats`` are multiplied by 1/rho, from the last of their WIDTH columns. ACTIVATED:
+    so are the values, which ``activate`` wrote.
     """
     first = first_row(STRIDE, BM)
     if first >= num_rows:
@@ -212,35 +191,21 @@ def finish(
     _clear(base, row, live, first_cell, count, tile, num_keys, pad, ld, BN)
     if tile * BN - shift >= tl.max(count, 0):
         return
-    dtype: tl.constexpr = norms.dtype.element_ty
-    factor = tl.full([BM], 1.0, dtype=dtype)  # of the sums
-    value_factor = factor
+    dtype: tl.constexpr = stats.dtype.element_ty
+    factor = tl.full([BM], 1.0, dtype=dtype)
     if NORMALISE:
-        norm = query_values(norms, matrix, query, live, num_queries, WIDTH_NORMS, WIDTH_NORMS - 1)
-        factor = inverse_norm(norm, EPS)
-        value_factor = factor if ACTIVATED else value_factor
-        if SCALED:
-            branch = item * heads * (1 + GLU) + head
-            score_norm = query_values(
-                scores_norms, branch, query, live, num_queries, WIDTH_SCORES, WIDTH_SCORES - 1
-            )
-            if ACTIVATED:
-                value_factor = value_factor / inverse_norm(score_norm, EPS)
-            if GLU:
-                factor *= half_scale(
-                    query_values(
-                        scores_norms, branch + heads, query, live, num_queries, WIDTH_SCORES, WIDTH_SCORES - 1
-                    )
-                )
+        factor = inverse_norm(query_value(stats, matrix, query, live, num_queries, WIDTH, WIDTH - 1), EPS)
     slot, exists, reached, offsets = tile_cells(row, live, count, origin, tile, shift, ld, STRIDE, LAG, BN)
     x = load_tile(base, offsets, exists, reached, STRIDE, dtype)
     if ACTIVATED:
-        x *= value_factor[:, None]
+        x *= factor[:, None]
     if MIXED:
-        gated = gated_sums(stats, gate, item, head, heads, query, live, num_queries, WIDTH, RANK, R, dtype)
-        rows = slot_rows(parameter, head, slot, num_slots, RANK, R, dtype)
+        gated = gated_sums(
+            stats, gate, item, head, heads, query, live, num_queries, WIDTH, RANK, R, True, dtype
+        )
+        factors = parameter_tile(parameter, head, slot, num_slots, RANK, R, dtype)
         scale = slot_scale(diag, head, slot, num_slots, dtype)
-        x = mixed(x, scale, gated * factor[:, None], rows, exists, PRECISION)
+        x = mixed(x, scale, gated * factor[:, None], factors, exists, PRECISION)
     store_tile(base, offsets, x, exists, reached, STRIDE)
 
 

@@ -1,7 +1,7 @@
-"""Launching kernels: settings, chunks of rows, scratch memory, GEMMs, and a record of all of it.
+"""Launches kernels and GEMMs, cuts a call into chunks of query rows, and allocates their scratch memory.
 
-Nothing here looks at the contents of a tensor, so nothing waits for the device. With tensors on the meta
-device everything but the kernels and GEMMs themselves runs: that is how ``plan`` counts them.
+No function reads the contents of a tensor, so the host never waits for the device. On the meta device
+everything runs but the kernels and GEMMs themselves; tests count launches in this way, with ``recording``.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from hypermlp.ops.triton.tiles import Tile
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What may be chosen freely; results do not depend on it beyond rounding. Tests change it."""
+    """How a call is cut into chunks and programs. Results depend on it by rounding only; tests change it."""
 
     residues: int = tiles.RESIDUES
     rows: int = tiles.ROWS
@@ -32,7 +32,7 @@ class Settings:
 
 
 class Launch(NamedTuple):
-    """One launch: a kernel of ours, or a GEMM, which has no ``kernel`` and its sizes as ``grid``."""
+    """One launch: a Triton kernel, or a GEMM, which has no ``kernel`` and its sizes as ``grid``."""
 
     name: str
     grid: tuple[int, ...]
@@ -91,7 +91,7 @@ def launch(kernel: Any, name: str, grid: tuple[int, ...], tile: Tile | None, **a
 
 
 def multiply(out: Tensor, a: Tensor, b: Tensor, *, accumulate: bool = False) -> None:
-    """out ← a b, or out + a b, into strided memory; products of half precision may be summed in float32."""
+    """Write a b, or out + a b, into strided memory; products of half precision may be summed in float32."""
     if _record is not None:
         _record.launches.append(Launch("gemm", (*a.shape, b.shape[2]), None, {}))
     if out.is_meta:
@@ -112,12 +112,17 @@ def multiply(out: Tensor, a: Tensor, b: Tensor, *, accumulate: bool = False) -> 
 
 
 def empty(name: str, like: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-    """Return scratch memory of ``size`` numbers. Tests put NaN into it and watch its edges."""
+    """Return scratch memory of ``size`` numbers. Tests replace this function, to guard the memory."""
     return like.new_empty(size, dtype=dtype)
 
 
+def contiguous(x: Tensor | None) -> Tensor | None:
+    """Return a tensor whose elements lie as kernels expect them; None stays None."""
+    return None if x is None else x.contiguous()
+
+
 class Scratch:
-    """Named buffers that all chunks of a call share."""
+    """Scratch buffers by name, which all chunks of a call share."""
 
     def __init__(self, like: Tensor):
         self.like = like
@@ -134,7 +139,7 @@ class Scratch:
 
 
 class Chunk(NamedTuple):
-    """Query rows of some sequences, with the scratch geometry that they need."""
+    """The query rows of some sequences that are computed at once, and the size of their scratch."""
 
     items: slice
     queries: slice
@@ -168,7 +173,7 @@ def _round_up(number: int, multiple: int) -> int:
 
 
 class Geometry:
-    """Where rows and slots of one call lie, and how its kernels are cut into programs."""
+    """The addresses of rows and slots of one call, and how its kernels are cut into programs."""
 
     def __init__(self, arguments: Attention, bytes_per_cell: int):
         """``bytes_per_cell``: of all scratch buffers, for one query, key and head."""
@@ -176,7 +181,7 @@ class Geometry:
         self.batch, self.num_queries, self.num_keys = q.shape[0], q.shape[1], k.shape[1]
         self.heads, self.branches = v.shape[2], q.shape[2]
         self.offset = self.num_keys - self.num_queries
-        self.lag, self.starts = arguments.layout == "lag", arguments.starts
+        self.lag, self.starts = arguments.layout == "lag", contiguous(arguments.starts)
         # In layout "forward" with starts rows begin anywhere: no residue class is aligned.
         self.residues = _settings.residues if self.lag or self.starts is None else 1
         self.precision = dot_precision(q.dtype)
@@ -221,7 +226,7 @@ class Geometry:
         return rows
 
     def arguments(self, chunk: Chunk, *, residues: int | None = None) -> dict[str, Any]:
-        """Return what every row kernel is told about a chunk."""
+        """Return the arguments that every row kernel takes for a chunk."""
         return {
             "starts": None if self.starts is None else self.starts[chunk.items],
             "num_rows": chunk.num_rows,

@@ -17,13 +17,10 @@ def score_dtype(dtype: torch.dtype) -> torch.dtype:
 def sum_widths(arguments: Attention) -> tuple[int, int]:
     """Return how many sums of each row are saved, for scores and for weights.
 
-    The first mix's inner product and ‖z‖² (nothing without a mix, unless float16 needs the norm); the second
-    mix's inner product and ‖h‖².
+    The inner products of the first mix; those of the second mix and ‖h‖².
     """
-    mix1, mix2 = arguments.mix1, arguments.mix2
-    needed = mix1 is not None or arguments.q.dtype == torch.float16
-    width1 = 0 if not needed else 1 if mix1 is None else mix1.left.shape[2] + 1
-    return width1, 1 if mix2 is None else mix2.left.shape[2] + 1
+    rank1, rank2 = (0 if mix is None else mix.left.shape[2] for mix in (arguments.mix1, arguments.mix2))
+    return rank1, rank2 + 1
 
 
 def saved_size(arguments: Attention) -> int:

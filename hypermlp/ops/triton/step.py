@@ -15,7 +15,7 @@ from hypermlp.ops.arguments import Attention, Mix
 from hypermlp.ops.layer import RingStepArguments
 from hypermlp.ops.triton.decode import decode
 from hypermlp.ops.triton.elementwise import sum_type
-from hypermlp.ops.triton.launch import launch
+from hypermlp.ops.triton.launch import contiguous, launch
 from hypermlp.ops.triton.step_kernels import step_conv, step_gates
 
 COLUMNS = 256
@@ -40,7 +40,7 @@ def step(arguments: RingStepArguments) -> Tensor:
             **tensors,
             weight1=weights.k_conv,
             weight2=weights.v_conv,
-            reach=reach,
+            reach=contiguous(reach),
             rows=history.shape[1],
             width=width,
             TAPS=weights.k_conv.shape[1],

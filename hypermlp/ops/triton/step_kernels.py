@@ -7,7 +7,7 @@ number of positions so far is read from ``counter`` on the device.
 import triton
 import triton.language as tl
 
-from hypermlp.ops.triton.elementwise_kernels import sigmoid
+from hypermlp.ops.triton.elementwise_kernels import sigmoid, store_gate
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -69,13 +69,6 @@ def step_gates(
             mask = column < QUERY
             scaled = gate * tl.load(q + item * QUERY + column, mask=mask, other=0.0).to(DTYPE)
             tl.store(gated_q + item * QUERY + column, scaled.to(gated_q.dtype.element_ty), mask=mask)
-        _store_gate(output, item, gate, column - QUERY, OUTPUT)
-        _store_gate(mix1, item, gate, column - QUERY - OUTPUT, MIX1)
-        _store_gate(mix2, item, gate, column - QUERY - OUTPUT - MIX1, MIX2)
-
-
-@triton.jit
-def _store_gate(pointer, item, gate, column, WIDTH: tl.constexpr):
-    if WIDTH > 0:
-        mask = (column >= 0) & (column < WIDTH)
-        tl.store(pointer + item * WIDTH + column, gate.to(pointer.dtype.element_ty), mask=mask)
+        store_gate(output, item, True, gate, column - QUERY, OUTPUT)
+        store_gate(mix1, item, True, gate, column - QUERY - OUTPUT, MIX1)
+        store_gate(mix2, item, True, gate, column - QUERY - OUTPUT - MIX1, MIX2)

@@ -1,4 +1,4 @@
-"""Tile sizes of the kernels. A table instead of autotuning, which would need a GPU at import."""
+"""The tile sizes of the kernels: a table, because autotuning would need a GPU."""
 
 from typing import NamedTuple
 
@@ -56,7 +56,7 @@ DECODE_CHANNELS = 64
 COLLECT = 256
 """Sums that one program of ``collect`` owns."""
 L2_BYTES = 40 << 20
-"""Level-2 cache that is assumed where no device can be asked: an A100's."""
+"""Level-2 cache that is assumed where there is no device: that of an A100."""
 L2_SHARE = 0.8
 """How much of it the scratch of a chunk may take."""
 

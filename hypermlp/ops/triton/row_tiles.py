@@ -121,7 +121,7 @@ def store_tile(pointer, offsets, values, exists, reached, STRIDE: tl.constexpr):
 
 
 @triton.jit
-def slot_rows(pointer, head, slot, num_slots, RANK: tl.constexpr, R: tl.constexpr, DTYPE: tl.constexpr):
+def parameter_tile(pointer, head, slot, num_slots, RANK: tl.constexpr, R: tl.constexpr, DTYPE: tl.constexpr):
     """Load ``left`` or ``right`` at these slots, ``[slots, R]``; zero beyond the parameter."""
     column = tl.arange(0, R)
     mask = ((slot >= 0) & (slot < num_slots))[:, None]
@@ -140,7 +140,7 @@ def slot_scale(pointer, head, slot, num_slots, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def query_rows(
+def query_sums(
     pointer, matrix, query, live, num_queries, WIDTH: tl.constexpr, RANK: tl.constexpr, R: tl.constexpr
 ):
     """Load the first RANK of WIDTH sums of each query, ``[BM, R]``, from ``[matrices, queries, WIDTH]``."""
@@ -151,7 +151,7 @@ def query_rows(
 
 
 @triton.jit
-def query_values(pointer, matrix, query, live, num_queries, WIDTH: tl.constexpr, COLUMN: tl.constexpr):
+def query_value(pointer, matrix, query, live, num_queries, WIDTH: tl.constexpr, COLUMN: tl.constexpr):
     """Load one of WIDTH sums of each query, ``[BM]``."""
     base = pointer + matrix.to(tl.int64) * num_queries * WIDTH
     return tl.load(base + query * WIDTH + COLUMN, mask=live, other=0.0)
@@ -171,7 +171,7 @@ def query_gates(
 
 
 @triton.jit
-def store_rows(pointer, row, live, values, WIDTH: tl.constexpr, RANK: tl.constexpr, R: tl.constexpr):
+def store_sums(pointer, row, live, values, WIDTH: tl.constexpr, RANK: tl.constexpr, R: tl.constexpr):
     """Store the first RANK of WIDTH sums of each row."""
     column = tl.arange(0, R)
     mask = live[:, None] & (column < RANK)[None, :]
@@ -185,9 +185,12 @@ def matmul(a, b, accumulator, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def mixed(x, scale, gated, rows, exists, PRECISION: tl.constexpr):
-    """Return ``x (1 + diag) + gated rowsᵀ`` at the slots that exist, zero elsewhere."""
-    return tl.where(exists, matmul(gated, tl.trans(rows), x * scale[None, :], PRECISION), 0.0)
+def mixed(x, scale, gated, factors, exists, PRECISION: tl.constexpr):
+    """Return ``x (1 + diag) + gated factorsᵀ`` at the slots that exist, zero elsewhere.
+
+    ``factors``: ``left`` or ``right`` at these slots, ``[BN, R]``.
+    """
+    return tl.where(exists, matmul(gated, tl.trans(factors), x * scale[None, :], PRECISION), 0.0)
 
 
 @triton.jit
@@ -208,16 +211,6 @@ def normalised(x, squares, EPS: tl.constexpr, EXACT: tl.constexpr):
         return x / tl.sqrt(squares + EPS)[:, None]
     else:
         return x * inverse_norm(squares, EPS)[:, None]
-
-
-@triton.jit
-def half_scale(squares):
-    """Return the factor at which the weights of a row are kept in float16: 1, less for strong scales.
-
-    ``squares`` is the squared norm of the row's scale scores; softplus of one of them is at most about that
-    norm, so that no weight exceeds about 1,024.
-    """
-    return tl.minimum(1024.0 / tl.sqrt(squares + 1e-30), 1.0)
 
 
 @triton.jit
@@ -258,39 +251,40 @@ def pre_activation(
     The gradient of the activation comes from that of the weights in the same way.
     """
     x = load_tile(base, offsets, exists, reached, STRIDE, DTYPE)
-    rows = gated  # of no use without a mix
+    factors = gated  # not used without a mix
     if MIXED:
-        rows = slot_rows(right, branch, slot, num_slots, RANK, R, DTYPE)
+        factors = parameter_tile(right, branch, slot, num_slots, RANK, R, DTYPE)
         scale = slot_scale(diag, branch, slot, num_slots, DTYPE)
-        x = mixed(x, scale, gated, rows, exists, PRECISION)
-    return x, rows
+        x = mixed(x, scale, gated, factors, exists, PRECISION)
+    return x, factors
 
 
 @triton.jit
 def gated_sums(
     stats, gate, item, head, heads, query, live, num_queries,
-    WIDTH: tl.constexpr, RANK: tl.constexpr, R: tl.constexpr, DTYPE: tl.constexpr,
+    WIDTH: tl.constexpr, RANK: tl.constexpr, R: tl.constexpr, MIXED: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Return the inner products of one branch times its gates, ``[BM, R]``."""
-    sums = query_rows(stats, item * heads + head, query, live, num_queries, WIDTH, RANK, R)
-    return sums.to(DTYPE) * query_gates(gate, item, head, heads, query, live, num_queries, RANK, R, DTYPE)
+    """Return the inner products of one branch times its gates, ``[BM, R]``; zeros without a mix."""
+    if MIXED:
+        sums = query_sums(stats, item * heads + head, query, live, num_queries, WIDTH, RANK, R)
+        gates = query_gates(gate, item, head, heads, query, live, num_queries, RANK, R, DTYPE)
+        return sums.to(DTYPE) * gates
+    else:
+        return tl.zeros([query.shape[0], R], dtype=DTYPE)
 
 
 @triton.jit
 def gated_branches(
     stats, gate, item, head, heads, query, live, num_queries,
-    RANK: tl.constexpr, R: tl.constexpr, MIXED: tl.constexpr, GLU: tl.constexpr,
-    BM: tl.constexpr, DTYPE: tl.constexpr,
+    RANK: tl.constexpr, R: tl.constexpr, MIXED: tl.constexpr, GLU: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Return ``gated_sums`` of the gate and the scale branch of a head; zeros for an absent one."""
-    gated = tl.zeros([BM, R], dtype=DTYPE)
-    gated_scale = gated
-    width: tl.constexpr = RANK + 1
-    if MIXED:
-        branches = heads * (1 + GLU)
-        gated = gated_sums(stats, gate, item, head, branches, query, live, num_queries, width, RANK, R, DTYPE)
-        if GLU:
-            gated_scale = gated_sums(
-                stats, gate, item, head + heads, branches, query, live, num_queries, width, RANK, R, DTYPE
-            )
+    branches = heads * (1 + GLU)
+    gated = gated_sums(
+        stats, gate, item, head, branches, query, live, num_queries, RANK, RANK, R, MIXED, DTYPE
+    )
+    gated_scale = gated_sums(
+        stats, gate, item, head + heads, branches, query, live, num_queries,
+        RANK, RANK, R, MIXED and GLU, DTYPE,
+    )  # fmt: skip
     return gated, gated_scale

@@ -1,5 +1,5 @@
 """What a call launches: kernels, programs and scratch, counted by the launcher itself on tensors without
-contents.
+contents. ``python tests/ops/triton_launches.py`` prints the table of docs/gpu.md.
 """
 
 from collections import Counter

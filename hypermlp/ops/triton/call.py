@@ -1,4 +1,4 @@
-"""One call of the operator in the order of the kernels: what forward and backward share.
+"""One call of the operator: what the forward and the backward pass share.
 
 Shapes: B batch, H heads, G branches (H, or 2 H for "glu"), Tq queries, Tk keys, M rows and n keys of a
 chunk, r rank. Inside, heads come first: [B * G, T, D].
@@ -12,12 +12,12 @@ from torch import Tensor
 from hypermlp.ops.arguments import Attention, Mix
 from hypermlp.ops.triton import kernels, tiles
 from hypermlp.ops.triton.launch import Chunk, Geometry, Scratch, launch, multiply
-from hypermlp.ops.triton.saved import score_dtype, sum_widths
+from hypermlp.ops.triton.saved import score_dtype
 from hypermlp.ops.triton.tiles import padded_rank
 
 
 def heads_first(x: Tensor) -> Tensor:
-    """``[B, T, H, D] -> [B * H, T, D]``, contiguous"""
+    """Return ``[B, T, H, D]`` as ``[B * H, T, D]``, contiguous."""
     return x.permute(0, 2, 1, 3).contiguous().flatten(0, 1)
 
 
@@ -35,19 +35,17 @@ def contiguous_mix(mix: Mix | None) -> Mix | None:
     return mix and Mix(*(x.contiguous() for x in mix))
 
 
-class Problem:
-    """Tensors with heads first, the geometry of the call, and the launches that both passes have."""
+class Call:
+    """The tensors of a call with heads first, its geometry, and the launches that both passes need."""
 
     def __init__(self, arguments: Attention, *, bytes_per_cell: int):
         self.dtype, self.score_dtype = arguments.q.dtype, score_dtype(arguments.q.dtype)
         self.mix1, self.mix2 = contiguous_mix(arguments.mix1), contiguous_mix(arguments.mix2)
         self.glu = arguments.activation == "glu"
-        self.scaled = self.dtype == torch.float16
         self.eps = arguments.eps
         self.geometry = Geometry(arguments, bytes_per_cell)
         self.q, self.k, self.v = (heads_first(x) for x in (arguments.q, arguments.k, arguments.v))
         self.scratch = Scratch(self.q)
-        self.width1, self.width2 = sum_widths(arguments)
 
     def of_heads(self, x: Tensor, chunk: Chunk) -> Tensor:
         """Return the sequences of a chunk from a tensor ``[B * H, ...]`` or ``[B * G, ...]``."""
@@ -70,14 +68,17 @@ class Problem:
         return buffer
 
     def partial_sums(
-        self, name: str, chunk: Chunk, total: Tensor, kernel_matrices: int
+        self, name: str, chunk: Chunk, total: Tensor | None, kernel_matrices: int
     ) -> tuple[dict[str, Any], int, Tensor | None]:
         """Return where a row kernel puts its sums, the number of splits, and the buffer to be collected.
 
-        A kernel that is not split writes into ``total`` ``[matrices, Tq, width]`` itself.
+        A kernel that is not split writes into ``total`` ``[matrices, Tq, width]`` itself; one without sums
+        has no ``total``.
         """
-        matrices, queries, width = total.shape
         splits, per_split = self.geometry.splits(name, chunk, kernel_matrices)
+        if total is None:
+            return _sums(None, 0, 0, per_split), splits, None
+        matrices, queries, width = total.shape
         if splits == 1:
             place = total[:, chunk.queries]
             return _sums(place, 0, queries * width, per_split), 1, None
@@ -85,9 +86,9 @@ class Problem:
         buffer = self.scratch.get("partial sums", (splits, matrices, size), self.score_dtype)
         return _sums(buffer, matrices * size, size, per_split), splits, buffer
 
-    def collect(self, chunk: Chunk, buffer: Tensor | None, total: Tensor) -> None:
-        """Add partial sums up into ``total`` ``[matrices, Tq, width]``."""
-        if buffer is None:
+    def collect(self, chunk: Chunk, buffer: Tensor | None, total: Tensor | None) -> None:
+        """Add partial sums up into ``total`` ``[matrices, Tq, width]``; nothing without a buffer."""
+        if buffer is None or total is None:
             return
         splits, matrices, size = buffer.shape
         launch(
@@ -111,7 +112,7 @@ class Problem:
         """Return what every kernel that computes the activation of a chunk takes."""
         mix1, mix2 = self.mix1, self.mix2
         return {
-            "stats1": sums1 if self.width1 else None,
+            "stats1": None if mix1 is None else sums1,
             "gate1": mix1 and mix1.gate[chunk.items],
             "diag1": mix1 and mix1.diag,
             "right1": mix1 and mix1.right,
@@ -119,17 +120,13 @@ class Problem:
             "num_slots2": 0 if mix2 is None else mix2.right.shape[1],
             "heads": self.geometry.heads,
             "GLU": int(self.glu),
-            "EPS": self.eps,
             **mix_arguments(mix1, "1"),
             **mix_arguments(mix2, "2"),
             **self.geometry.arguments(chunk),
         }
 
-    def inner(
-        self, chunk: Chunk, values: Tensor, mix: Mix | None, parameter: Tensor | None, total: Tensor
-    ) -> None:
-        """total ← values · parameter and, if ``total`` has one more column, the squared norms."""
-        options = mix_arguments(mix)
+    def inner(self, chunk: Chunk, values: Tensor, parameter: Tensor, total: Tensor) -> None:
+        """total ← values · parameter, which is ``left`` of a mix."""
         matrices = values.shape[0]
         sums, splits, buffer = self.partial_sums("inner", chunk, total, matrices)
         launch(
@@ -139,10 +136,10 @@ class Problem:
             self.geometry.tiles["inner"],
             scores=values,
             parameter=parameter,
-            num_slots=0 if parameter is None else parameter.shape[1],
+            num_slots=parameter.shape[1],
             heads=matrices // chunk.num_items,
-            SQUARES=int(total.shape[2] > options["RANK"]),
-            **options,
+            RANK=parameter.shape[2],
+            R=padded_rank(parameter.shape[2]),
             **sums,
             **self.geometry.arguments(chunk),
         )
@@ -153,14 +150,12 @@ class Problem:
         chunk: Chunk,
         values: Tensor,
         mix: Mix | None,
-        parameter: Tensor | None,
         sums: Tensor,
         *,
         activated: bool = False,
         normalise: bool = False,
-        score_sums: Tensor | None = None,
     ) -> None:
-        """Add the low-rank part of a mix to ``values``, in place, and clear what no query sees."""
+        """Add the low-rank part of a transposed mix to ``values``, in place, and clear what no query sees."""
         launch(
             kernels.finish,
             "finish",
@@ -172,20 +167,14 @@ class Problem:
             self.geometry.tiles["finish"],
             values=values,
             stats=sums,
-            norms=sums,
-            scores_norms=score_sums,
             gate=mix and mix.gate[chunk.items],
             diag=mix and mix.diag,
-            parameter=parameter,
-            num_slots=0 if parameter is None else parameter.shape[1],
+            parameter=mix and mix.left,
+            num_slots=0 if mix is None else mix.left.shape[1],
             num_keys=chunk.num_keys,
             heads=values.shape[0] // chunk.num_items,
             WIDTH=sums.shape[2],
-            WIDTH_NORMS=sums.shape[2],
-            WIDTH_SCORES=self.width1,
             NORMALISE=normalise,
-            GLU=int(self.glu),
-            SCALED=self.scaled,
             ACTIVATED=activated,
             EPS=self.eps,
             **mix_arguments(mix),
@@ -193,7 +182,7 @@ class Problem:
         )
 
 
-def _sums(partial: Tensor, split_stride: int, matrix_stride: int, per_split: int) -> dict[str, Any]:
+def _sums(partial: Tensor | None, split_stride: int, matrix_stride: int, per_split: int) -> dict[str, Any]:
     return {
         "partial": partial,
         "split_stride": split_stride,
