@@ -56,8 +56,8 @@ class DecodingState:
     """Rows of the rings that hold keys and values; None if they are not in rings."""
     limit: int | None = None
     """The most positions that the state takes without ``starts``; None for any number."""
-    in_block: bool = False
-    """Whether the layer's calls leave ``take_in`` to the block around the layer, which may still fail."""
+    in_model: bool = False
+    """Whether the layer's calls leave ``take_in`` to the model around the layer, which may still fail."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class DecodingState:
 
     def commit(self, visibility: Visibility) -> None:
         """For layers: take in what was offered during a call. Nothing may fail afterwards."""
-        if not self.in_block:
+        if not self.in_model:
             self.take_in(visibility)
 
     def take_in(self, visibility: Visibility) -> None:

@@ -74,7 +74,7 @@ class StaticState(MixerState):
             return new
         if name not in self._rings:
             self._rings[name] = _ring(new, history + self.rollback)
-        self._offered[name] = new  # written by commit, because a longer call overwrites its own history
+        self._offered[name] = new  # written by take_in, because a longer call overwrites its own history
         if isinstance(self._past, int):
             return new
         ring = self._rings[name]
@@ -106,7 +106,7 @@ class StaticState(MixerState):
             return None
         return _following_starts(ring, self._past)
 
-    def commit(self, visibility: Visibility) -> None:
+    def take_in(self, visibility: Visibility) -> None:
         for name, rows in self._offered.items():
             self._write(name, rows, self._rings[name].shape[1])
         self._offered = {}

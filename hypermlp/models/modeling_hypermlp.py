@@ -23,13 +23,12 @@ from transformers.utils.output_capturing import capture_outputs
 
 from hypermlp.errors import UserError
 from hypermlp.layers.base import SequenceMixer
-from hypermlp.layers.canon import BlockState, Canon
+from hypermlp.layers.canon import Canon
 from hypermlp.layers.fast import is_plain
 from hypermlp.layers.initialization import initialize_
 from hypermlp.layers.mlp import GeluMlp, SwigluMlp
 from hypermlp.layers.registry import layer_of
 from hypermlp.layers.resizing import DEFAULT_METHOD
-from hypermlp.layers.state import DecodingState
 from hypermlp.layers.visibility import Visibility, visibility_after
 from hypermlp.models.arguments import CAUSAL_ARGUMENTS, MODEL_ARGUMENTS, check_arguments, check_context, embed
 from hypermlp.models.cache import layer_state
@@ -73,38 +72,29 @@ class HyperMLPBlock(GradientCheckpointingLayer):
 
     def forward(self, x: Tensor, visibility: Visibility, past_key_values: Cache | None = None) -> Tensor:
         state: Any = layer_state(past_key_values, self.index, self, x.shape[0])
-        if self.canon is not None:
-            return self._forward_with_canon(x, visibility, state, self.canon)
-        x = x + self.mixer(self.mixer_norm(x), state=state, visibility=visibility)
-        out: Tensor = x + self.mlp(self.mlp_norm(x))
-        return out
 
-    def _forward_with_canon(
-        self, x: Tensor, visibility: Visibility, state: BlockState | None, layers: nn.ModuleDict
-    ) -> Tensor:
-        kept = None if state is None else state.convolutions
+        places: Any = self.canon or {}
 
         def canon(place: str, y: Tensor) -> Tensor:
-            backend = self.mixer.backend
-            return layers[place](y, visibility, kept, place, backend=backend) if place in layers else y
+            if place not in places:
+                return y
+            return places[place](y, visibility, state, f"canon {place}", backend=self.mixer.backend)
 
-        mixer_state = None if state is None else state.mixer
-        x = x + self.mixer(canon("A", self.mixer_norm(x)), state=mixer_state, visibility=visibility)
-        out: Tensor = x + self.mlp(canon("C", self.mlp_norm(x)), partial(canon, "D"))
-        if state is not None:
-            state.commit(visibility)
+        x = x + self.mixer(canon("A", self.mixer_norm(x)), state=state, visibility=visibility)
+        change = partial(canon, "D") if "D" in places else None
+        out: Tensor = x + self.mlp(canon("C", self.mlp_norm(x)), change)
         return out
 
     def new_state(self, batch_size: int, **settings: Any) -> Any:
-        """Return the decoding state of the block; ``settings`` are those of ``SequenceMixer.new_state``."""
-        mixer = self.mixer.new_state(batch_size, **settings)
-        if self.canon is None:
-            return mixer
-        if settings.get("capacity") is not None:
+        """Return the decoding state of the block; ``settings`` are those of ``SequenceMixer.new_state``.
+
+        The mixer and the Canon layers share it, and the model takes in what they offer during a call.
+        """
+        if self.canon is not None and settings.get("capacity") is not None:
             raise UserError("a model with canon has no static cache; use the default cache")
-        shared = {name: getattr(mixer, name) for name in ("rollback", "recurrent", "window")}
-        convolutions = DecodingState(batch_size, None, **shared)
-        return BlockState(mixer, convolutions)
+        state = self.mixer.new_state(batch_size, **settings)
+        state.in_model = True
+        return state
 
 
 class HyperMLPPreTrainedModel(PreTrainedModel):
@@ -251,6 +241,10 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
             x = x + self.embed_positions(position_ids)
         for block in self.layers:
             x = block(x, visibility, past_key_values=past_key_values)
+        for index, block in enumerate(self.layers):  # all of them or none: nothing fails from here on
+            state = layer_state(past_key_values, index, block, x.shape[0])  # type: ignore[arg-type]
+            if state is not None:
+                state.take_in(visibility)
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
 
     def mixers(self) -> list[SequenceMixer]:

@@ -97,10 +97,11 @@ def test_the_cache_can_be_cropped_reordered_and_repeated():
         assert_close(out, full[[0, 0, 1, 1], 9:], tolerance=1e-10)
 
 
-@pytest.mark.parametrize("mixer", ["S-pc", "gla"])
+@pytest.mark.parametrize(("canon", "mixer"), [("ACD", "S-pc"), ("ACD", "gla"), ("", "G-cg-q-12o")])
+@pytest.mark.parametrize("block", [0, 1])
 @pytest.mark.parametrize("failing", ["mixer", "mlp"])
-def test_a_block_that_fails_leaves_its_state_as_it_was(mixer, failing):
-    model, ids = make("ACD", mixer, num_hidden_layers=1), tokens()
+def test_a_model_that_fails_leaves_all_states_as_they_were(canon, mixer, block, failing):
+    model, ids = make(canon, mixer), tokens()
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
         full = model(ids).logits
@@ -109,12 +110,11 @@ def test_a_block_that_fails_leaves_its_state_as_it_was(mixer, failing):
         def fail(*_arguments):
             raise RuntimeError("out of memory")
 
-        hook = getattr(model.model.layers[0], failing).register_forward_hook(fail)
+        hook = getattr(model.model.layers[block], failing).register_forward_hook(fail)
         with pytest.raises(RuntimeError, match="out of memory"):
             model(ids[:, 9:], past_key_values=cache, use_cache=True)
         hook.remove()
-        state = cache.layers[0].state
-        assert (state.mixer.length, state.convolutions.length) == (9, 9)
+        assert [layer.state.length for layer in cache.layers] == [9, 9]
         out = model(ids[:, 9:], past_key_values=cache, use_cache=True).logits
     assert_close(out, full[:, 9:], tolerance=1e-10)
 

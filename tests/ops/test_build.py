@@ -158,7 +158,7 @@ def test_only_the_boundary_includes_torch():
     includes = {name for name, text in texts.items() if "#include <torch" in text}
     assert includes == {"guard.h", "tensors.h"}
     users = {name for name, text in texts.items() if re.search('#include "(guard|tensors).h"', text)}
-    assert users == {"ops.cpp", "layer_ops.h"}
+    assert users == {"ops.cpp", "attention_ops.h", "layer_ops.h"}
     assert {name for name, text in texts.items() if '#include "layer_ops.h"' in text} == {"ops.cpp"}
 
 
