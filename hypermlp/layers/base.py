@@ -270,8 +270,9 @@ class SequenceMixer(nn.Module):
             raise UserError(
                 f"state is a {type(state).__name__}; it must be one state of this layer, from new_state"
             )
-        # The fields, because torch.compile(dynamic=True) cannot compare two dataclasses.
-        if not isinstance(state, self.state_class) or vars(state.config) != vars(self.config):
+        # The fields are compared, because torch.compile(dynamic=True) cannot compare two dataclasses.
+        same = state.config is self.config or vars(state.config) == vars(self.config)
+        if not isinstance(state, self.state_class) or not same:
             raise UserError(
                 f"the state belongs to a layer with another configuration or context ({state!r}); make one "
                 "with new_state"

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.modules import module as global_hooks
+from torch.nn import Parameter
+from torch.nn.modules import module as modules
 
 from hypermlp.config import MixerConfig
 from hypermlp.layers.gates import Gates
@@ -31,20 +32,18 @@ if TYPE_CHECKING:
 
 MAX_POSITIONS = 4  # of a sequence in a step: the kernel takes them one by one
 MAX_ROWS = 32  # of the batch in a step: for more, ordinary matrix products are faster
-LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj")
+PARTS: dict[str, type] = {  # in the order of LayerWeights
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), nn.Linear),
+    "gates": Gates,
+    **dict.fromkeys(("mix1", "mix2"), SequenceMix),
+}
 PARAMETERS: dict[type, tuple[str, ...]] = {
     nn.Linear: ("weight",),
     Gates: ("weight", "bias"),
     SequenceMix: ("diag", "left", "right"),
 }
 NO_GATES = (-1, -1, -1, -1)
-_FORWARDS = {kind: vars(kind)["forward"] for kind in PARAMETERS}
-_HOOKS = (
-    "_global_forward_hooks",
-    "_global_forward_pre_hooks",
-    "_global_backward_hooks",
-    "_global_backward_pre_hooks",
-)
+_FORWARDS: dict[type, Any] = {kind: kind.forward for kind in (nn.Linear, Gates, SequenceMix)}
 
 
 def fast_path(layer: "Mixer", x: Tensor, state: Any, visibility: Visibility) -> Callable[[], Tensor] | None:
@@ -89,17 +88,21 @@ def is_plain(part: nn.Module, kind: type) -> bool:
         or part._buffers
         or part._modules
         or "forward" in part.__dict__
-        or vars(kind)["forward"] is not _FORWARDS[kind]
+        or kind.forward is not _FORWARDS[kind]
     ):
         return False
-    names = PARAMETERS[kind]
-    present = [name for name, value in part._parameters.items() if value is not None]
-    return len(present) == len(names) and all(_is_ordinary(part._parameters.get(name)) for name in names)
+    names, count = PARAMETERS[kind], 0
+    for name, value in part._parameters.items():
+        if value is not None:
+            if name not in names or not (type(value) is Parameter or _is_ordinary(value)):
+                return False
+            count += 1
+    return count == len(names)
 
 
 def _is_ordinary(x: Any) -> bool:
     """Return True for a parameter or tensor, also a fake one, that no library reads in its own way."""
-    return type(x) is nn.Parameter or type(x) is Tensor or isinstance(x, FakeTensor)
+    return type(x) is Parameter or type(x) is Tensor or isinstance(x, FakeTensor)
 
 
 def plain_weights(layer: "Mixer", dtype: torch.dtype, learns: bool) -> LayerWeights | None:
@@ -108,31 +111,34 @@ def plain_weights(layer: "Mixer", dtype: torch.dtype, learns: bool) -> LayerWeig
     ``learns``: whether gradients are computed. Then a parameter that needs none takes the general path, which
     does not compute its gradient.
     """
-    if any(getattr(global_hooks, name) for name in _HOOKS):
+    if (
+        modules._global_forward_hooks
+        or modules._global_forward_pre_hooks
+        or modules._global_backward_hooks
+        or modules._global_backward_pre_hooks
+    ):
         return None
     # Submodules and parameters are read from their dictionaries: attributes of nn.Module are slow.
     config, parts, own = layer.config, layer._modules, layer._parameters
-    found: list[Any] = []
-    for name in LINEAR:
-        part = parts[name]
-        if part is None or not is_plain(part, nn.Linear):
+    weights: list[Any] = [own.get("k_conv"), own.get("v_conv")]
+    for name, kind in PARTS.items():
+        part = parts.get(name)
+        if part is None:
+            weights += [None] * len(PARAMETERS[kind])
+        elif is_plain(part, kind):
+            weights += map(part._parameters.__getitem__, PARAMETERS[kind])
+        else:
             return None
-        found.append(part._parameters["weight"])
-    gates, mixes = parts.get("gates"), [parts.get("mix1"), parts.get("mix2")]
-    for part, kind in ((gates, Gates), *((mix, SequenceMix) for mix in mixes)):
-        if part is not None and not is_plain(part, kind):
-            return None
-        found += [None if part is None else part._parameters[name] for name in PARAMETERS[kind]]
-    convs = [own.get("k_conv"), own.get("v_conv")]
-    if config.conv and not all(map(_is_ordinary, convs)):
+    if config.conv and not (_is_ordinary(weights[0]) and _is_ordinary(weights[1])):
         return None
     if config.num_registers and not _is_ordinary(own.get("registers")):
         return None
-    for x in (*convs, *found):
+    for x in weights:
         if x is not None and (x.dtype != dtype or (learns and not x.requires_grad)):
             return None
-    offsets: Any = NO_GATES if gates is None else gates.offsets
-    return LayerWeights._make([*convs, *found, *offsets, config.activation, config.layout, config.eps])
+    gates: Any = parts.get("gates")
+    offsets = NO_GATES if gates is None else gates.offsets
+    return LayerWeights._make([*weights, *offsets, config.activation, config.layout, config.eps])
 
 
 def _layer_arguments(

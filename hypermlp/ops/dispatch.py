@@ -201,12 +201,8 @@ def _choose(name: str, required: bool, *fields: Any) -> str:
     if not required and name in BACKENDS and BACKENDS[name].lacks(request.operation):
         name = "auto"
     if name == "auto":
-        for backend in BACKENDS.values():
-            if backend.automatic(request) and backend.refusal(request) is None:
-                reason = backend.unavailable() or backend.distrusted()
-                if reason is None:
-                    return backend.name
-                _warn_once(backend.name, reason)
+        if found := _first(request):
+            return found
         raise UserError(f"no backend can serve {request}; available here: {_names(available_backends())}")
     if name not in BACKENDS:
         raise UserError(f"unknown backend {name!r}; allowed: {_names(list(BACKENDS))}")
@@ -217,15 +213,25 @@ def _choose(name: str, required: bool, *fields: Any) -> str:
     return name
 
 
+def _first(request: Request) -> str:
+    """Return the name of the first backend that "auto" may take for the request, "" for none."""
+    for backend in BACKENDS.values():
+        if backend.automatic(request) and backend.refusal(request) is None:
+            reason = backend.unavailable() or backend.distrusted()
+            if reason is None:
+                return backend.name
+            _warn_once(backend.name, reason)
+    return ""
+
+
 def _find(name: str, *fields: Any) -> str:
     """Return the name of the backend, "" if none can serve the request."""
     request = Request(*fields)
-    candidates = BACKENDS if name == "auto" else [name] if name in BACKENDS else []
-    able = any(BACKENDS[candidate].refusal(request) is None for candidate in candidates)
-    try:
-        return _choose(name, True, *fields) if able else ""
-    except UserError:
-        return ""
+    if name == "auto":
+        return _first(request)
+    backend = BACKENDS.get(name)
+    able = backend is not None and backend.refusal(request) is None and backend.unavailable() is None
+    return name if able else ""
 
 
 # torch.compile calls these while tracing and keeps the answers. Setting the attribute is all that

@@ -190,7 +190,7 @@ def test_a_hook_for_all_modules_is_called(kind):
     assert is_taken(layer, x)
 
 
-@pytest.mark.parametrize("name", [*fast.LINEAR, "gates", "mix1", "mix2"])
+@pytest.mark.parametrize("name", fast.PARTS)
 @pytest.mark.parametrize("whole", [False, True], ids=["module", "class"])
 def test_a_replaced_forward_is_called(name, whole, monkeypatch):
     layer, x = setup()

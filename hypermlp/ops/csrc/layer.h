@@ -51,7 +51,7 @@ struct ProjectionGradients {
 template <typename T>
 void project_gradients(const Projections<T>&, const ProjectionInputs<T>&, const ProjectionGradients<T>&);
 
-// The output projection, (o * gate) weight^T.
+// The output projection, (o * gate) weight^T. With a gate, `out` may be the memory of o, if it is as wide.
 template <typename T>
 struct Readout {
     int64_t rows = 0, hidden = 0, width = 0, gate_width = 0, threads = 1;

@@ -1,6 +1,8 @@
 // A whole layer, and its decoding step, as PyTorch operators; a part of ops.cpp.
 #pragma once
 
+#include <array>
+
 #include "attention_ops.h"
 #include "layer.h"
 #include "tensors.h"
@@ -149,8 +151,10 @@ class LayerCall {
 };
 
 // Return the output [batch, length, hidden] and, if `keep`, what the backward needs: q, k, v, the gates and
-// the outputs of the operator, of N rows each, and what the operator keeps of its rows. Without `keep`,
-// memory is freed as early as possible.
+// the outputs of the operator, of N rows each, and what the operator keeps of its rows.
+//
+// Without `keep`, these share one block of memory, which C libraries reuse better than several, and a gated
+// output projection replaces the outputs of the operator block by block, if it is as wide.
 inline Tensors native_layer(const Tensor& x, LAYER_PARAMETERS, const Optional& starts, const Optional& reach,
                             int64_t heads, bool keep) {
     return with_type(x.scalar_type(), [&](auto zero) -> Tensors {
@@ -158,22 +162,34 @@ inline Tensors native_layer(const Tensor& x, LAYER_PARAMETERS, const Optional& s
         LayerCall<T> call(x, LAYER_TENSORS, starts, reach, heads);
         const Projections<T>& p = call.p;
         const int64_t rows = p.rows();
-        Tensors kept;
-        for (const int64_t width : {p.q_width, p.q_width, p.v_width, p.gate_width, p.v_width})
-            kept.push_back(fresh<T>({rows, width}));
-        T *q = data<T>(kept[0]), *k = data<T>(kept[1]), *v = data<T>(kept[2]), *gates = data<T>(kept[3]),
-          *o = data<T>(kept[4]);
+        const Tensor out = fresh<T>(shape(x));
+        const bool in_place = !keep && p.output_gate.width != 0 && p.v_width == call.hidden;
+        const std::array<int64_t, 5> widths{p.q_width, p.q_width, p.v_width, p.gate_width,
+                                            in_place ? 0 : p.v_width};
+        Tensors results{out};
+        std::array<T*, 5> memory;  // of q, k, v, the gates and o
+        if (keep) {
+            for (size_t i = 0; i < 5; ++i)
+                memory[i] = data<T>(results.emplace_back(fresh<T>({rows, widths[i]})));
+        }
+        const auto aligned = [&](int64_t width) { return (rows * width + 15) / 16 * 16; };
+        int64_t size = 0;
+        for (const int64_t width : widths) size += aligned(width);
+        const Tensor block = fresh<T>({keep ? 0 : size});
+        if (!keep) {
+            T* next = data<T>(block);
+            for (size_t i = 0; i < 5; next += aligned(widths[i++])) memory[i] = next;
+            if (in_place) memory[4] = data<T>(out);
+        }
+        const auto [q, k, v, gates, o] = memory;
         project<T>(p, {q, k, v, gates});
         const Problem<T> attention = call.attention(q, k, v, gates);
-        kept.push_back(
-            fresh<T>({attention.batch, attention.queries, heads, keep ? kept_width(attention) : 1}));
-        attend(attention, Output<T>{call.outputs(o), strided<T>(kept[5]), keep});
-        if (!keep) kept = {kept[3], kept[4]};
-        const Tensor out = fresh<T>(shape(x));
+        const Tensor kept =
+            fresh<T>({attention.batch, attention.queries, heads, keep ? kept_width(attention) : 1});
+        attend(attention, Output<T>{call.outputs(o), strided<T>(kept), keep});
         read_out<T>(call.readout(o, gates), data<T>(out));
-        kept.insert(kept.begin(), out);
-        if (!keep) kept.resize(1);
-        return kept;
+        if (keep) results.push_back(kept);
+        return results;
     });
 }
 
