@@ -1,7 +1,8 @@
-"""Folders that are complete or absent: checkpoints, final models, shipped models and prepared data.
+"""Folders that are complete or absent: checkpoints, final models and shipped models.
 
 A folder is written aside, sealed with the checksums of its files (``complete.json``), and put in place by one
-rename. It is complete if every file matches the seal; an incomplete one is treated as absent.
+rename. It is complete if every file matches the seal; an incomplete one is treated as absent. Prepared data
+has a seal of its own (train/data.py) and uses ``replace`` alone.
 """
 
 import ctypes

@@ -29,7 +29,7 @@ class Rule(NamedTuple):
 
     holds: Callable[[Any], bool]
     allowed: str
-    """The same in words, to follow "it must be"."""
+    """The rule in words; it follows "it must be" in messages."""
 
 
 def rule(holds: Callable[[Any], bool], allowed: str) -> dict[str, Rule]:

@@ -51,7 +51,7 @@ class Cell(ABC):
         """Return the part of a cell's fields, as in its record, that distinguishes it from other cells.
 
         A class overrides this to leave out what was added to it later and has its default, so that records of
-        earlier versions stay those of their cells.
+        earlier versions stay valid.
         """
         return settings
 

@@ -1,8 +1,8 @@
 """When a layer runs as one operator, and its arguments.
 
 The operators of ``hypermlp.ops.layer`` read a layer's parameters instead of calling its modules. They are
-taken where these compute what their parameters say, and nothing else; everything else takes the general path
-of ``Mixer``, with the same result.
+used only if each module computes exactly what its parameters say; everything else takes the general path of
+``Mixer``, with the same result.
 
 Shapes: B batch, T new positions.
 """
@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn import Parameter
-from torch.nn.modules import module as modules
 
 from hypermlp.config import MixerConfig
 from hypermlp.layers.gates import Gates
 from hypermlp.layers.mixing import SequenceMix
+from hypermlp.layers.plain import PARAMETERS, has_global_hooks, is_ordinary, plain_alone
 from hypermlp.layers.rotary import Rope, angles
 from hypermlp.layers.visibility import Visibility
 from hypermlp.ops.api import autocast_enabled
@@ -37,17 +35,11 @@ PARTS: dict[str, type] = {  # in the order of LayerWeights
     "gates": Gates,
     **dict.fromkeys(("mix1", "mix2"), SequenceMix),
 }
-PARAMETERS: dict[type, tuple[str, ...]] = {
-    nn.Linear: ("weight",),
-    Gates: ("weight", "bias"),
-    SequenceMix: ("diag", "left", "right"),
-}
 NO_GATES = (-1, -1, -1, -1)
-_FORWARDS: dict[type, Any] = {kind: kind.forward for kind in (nn.Linear, Gates, SequenceMix)}
 
 
 def fast_path(layer: "Mixer", x: Tensor, state: Any, visibility: Visibility) -> Callable[[], Tensor] | None:
-    """Return what computes ``layer.mix`` as one operator; None if the call takes the general path."""
+    """Return a function that computes ``layer.mix`` as one operator; None for the general path."""
     arguments: Callable[..., Any]
     config, learns = layer.config, torch.is_grad_enabled()
     if torch.compiler.is_compiling() or in_transform() or autocast_enabled(x.device.type) or config.canon:
@@ -72,51 +64,13 @@ def fast_path(layer: "Mixer", x: Tensor, state: Any, visibility: Visibility) -> 
     return lambda: getattr(backend, operation)(arguments(layer, x, state, visibility, weights))
 
 
-def is_plain(part: nn.Module, kind: type) -> bool:
-    """Return True if the module computes what its parameters say, as a module of this kind.
-
-    It must be no adapter and have no hooks, no bias that the kind does not have, and nothing that a library
-    has added; its tensors must be ordinary ones, and its ``forward`` must not be replaced, neither on the
-    module (as accelerate does) nor on its class.
-    """
-    if (
-        type(part) is not kind
-        or part._forward_hooks
-        or part._forward_pre_hooks
-        or part._backward_hooks
-        or part._backward_pre_hooks
-        or part._buffers
-        or part._modules
-        or "forward" in part.__dict__
-        or kind.forward is not _FORWARDS[kind]
-    ):
-        return False
-    names, count = PARAMETERS[kind], 0
-    for name, value in part._parameters.items():
-        if value is not None:
-            if name not in names or not (type(value) is Parameter or _is_ordinary(value)):
-                return False
-            count += 1
-    return count == len(names)
-
-
-def _is_ordinary(x: Any) -> bool:
-    """Return True for a parameter or tensor, also a fake one, that no library reads in its own way."""
-    return type(x) is Parameter or type(x) is Tensor or isinstance(x, FakeTensor)
-
-
 def plain_weights(layer: "Mixer", dtype: torch.dtype, learns: bool) -> LayerWeights | None:
     """Return the layer's parameters; None if a module is not plain, or if kernels cannot read a parameter.
 
     ``learns``: whether gradients are computed. Then a parameter that needs none takes the general path, which
     does not compute its gradient.
     """
-    if (
-        modules._global_forward_hooks
-        or modules._global_forward_pre_hooks
-        or modules._global_backward_hooks
-        or modules._global_backward_pre_hooks
-    ):
+    if has_global_hooks():
         return None
     # Submodules and parameters are read from their dictionaries: attributes of nn.Module are slow.
     config, parts, own = layer.config, layer._modules, layer._parameters
@@ -125,13 +79,13 @@ def plain_weights(layer: "Mixer", dtype: torch.dtype, learns: bool) -> LayerWeig
         part = parts.get(name)
         if part is None:
             weights += [None] * len(PARAMETERS[kind])
-        elif is_plain(part, kind):
+        elif plain_alone(part, kind):
             weights += map(part._parameters.__getitem__, PARAMETERS[kind])
         else:
             return None
-    if config.conv and not (_is_ordinary(weights[0]) and _is_ordinary(weights[1])):
+    if config.conv and not (is_ordinary(weights[0]) and is_ordinary(weights[1])):
         return None
-    if config.num_registers and not _is_ordinary(own.get("registers")):
+    if config.num_registers and not is_ordinary(own.get("registers")):
         return None
     for x in weights:
         if x is not None and (x.dtype != dtype or (learns and not x.requires_grad)):

@@ -26,7 +26,8 @@ class GateValues(NamedTuple):
 class Gates(nn.Module):
     """``sigmoid(x W + b)``, split into the gates on the queries, on the head outputs and of both mixes.
 
-    Only this class knows the order of the gates in W; ``offsets`` states it for the one-step kernel.
+    The order of the gates in W is query, output, mix1, mix2; ``offsets`` states it for the operators of a
+    layer.
     """
 
     def __init__(self, config: MixerConfig):

@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_map_only
 
 from hypermlp.errors import UserError
 from hypermlp.layers.baselines.parts import at_least_float32
-from hypermlp.layers.fast import is_plain
 from hypermlp.layers.gates import Gates, GateValues
 from hypermlp.layers.mixer import Mixer
+from hypermlp.layers.plain import is_plain
 from hypermlp.layers.rotary import Rope, rotate
 from hypermlp.layers.visibility import Visibility, document_origins
 from hypermlp.ops import Mix

@@ -13,10 +13,11 @@ from hypermlp.config import MixerConfig
 from hypermlp.errors import UserError
 from hypermlp.layers.base import SequenceMixer
 from hypermlp.layers.canon import Canon
-from hypermlp.layers.fast import fast_path, is_plain
+from hypermlp.layers.fast import fast_path
 from hypermlp.layers.gates import Gates, GateValues, gate_shapes
 from hypermlp.layers.initialization import initialize_
 from hypermlp.layers.mixing import SequenceMix
+from hypermlp.layers.plain import is_plain
 from hypermlp.layers.registers import (
     ProjectedRegisters,
     add_overlap,

@@ -33,7 +33,7 @@ class DecodingState:
     of positions so far. ``reorder``, ``repeat``, ``crop``, ``detach`` and ``to`` change the state in place
     and return it; ``clone`` returns an independent copy. The other methods are for authors of layers: during
     a call, a layer offers new rows and tensors (``extended``, ``room``, ``state[name] = tensor``); ``commit``
-    at the end takes them all in, so that a call that fails changes nothing.
+    at the end (in a model, ``take_in``) takes them all in, so that a call that fails changes nothing.
 
     Example::
 
@@ -180,7 +180,7 @@ class DecodingState:
             self.take_in(visibility)
 
     def take_in(self, visibility: Visibility) -> None:
-        """Do what ``commit`` documents."""
+        """Take in the offered rows and tensors; a model calls it once all blocks have succeeded."""
         if visibility.starts is not None:
             given = visibility.starts
             given = given[:, None].expand(-1, visibility.new) if given.dim() == 1 else given

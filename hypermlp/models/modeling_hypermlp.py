@@ -24,9 +24,9 @@ from transformers.utils.output_capturing import capture_outputs
 from hypermlp.errors import UserError
 from hypermlp.layers.base import SequenceMixer
 from hypermlp.layers.canon import Canon
-from hypermlp.layers.fast import is_plain
 from hypermlp.layers.initialization import initialize_
 from hypermlp.layers.mlp import GeluMlp, SwigluMlp
+from hypermlp.layers.plain import is_plain
 from hypermlp.layers.registry import layer_of
 from hypermlp.layers.resizing import DEFAULT_METHOD
 from hypermlp.layers.visibility import Visibility, visibility_after

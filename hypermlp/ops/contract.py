@@ -19,7 +19,14 @@ from hypermlp.ops.arguments import Attention, Mix, Request
 from hypermlp.ops.comparison import assert_close, assert_no_worse, relative_error
 from hypermlp.ops.dispatch import BACKENDS
 from hypermlp.ops.inputs import op_inputs, starts_of
-from hypermlp.ops.layer import LayerArguments, LayerWeights, StepArguments, define_layer, project
+from hypermlp.ops.layer import (
+    LayerArguments,
+    LayerWeights,
+    RingStepArguments,
+    StepArguments,
+    project,
+    reference_layer,
+)
 
 FLOOR = 1e-3
 """The smallest size that errors are relative to: one visible slot has a normalised score of exactly 1, whose
@@ -57,6 +64,10 @@ class Case(NamedTuple):
 
     def __str__(self) -> str:
         return self.name
+
+    def runs_on(self, backend: str) -> bool:
+        """Return whether the backend has a kernel for this case, on whatever machine and in any dtype."""
+        return not BACKENDS[backend].lacks(self.request.operation)
 
     def refusal(self, backend: str, dtype: torch.dtype, device: str = "cpu") -> str | None:
         """Return why the backend does not compute this case; None if it does."""
@@ -97,7 +108,8 @@ def check(
 
     Args:
         tolerance: of the relative error; None: at most twice the error of plain PyTorch in that dtype.
-        elements: judge every element too (``assert_close``); not for products of rounded factors, as TF32.
+        elements: judge every element too (``assert_close``); leave it off where products round their factors,
+            as TF32 does.
         repeat: require the same bits in a second run.
 
     Raises:
@@ -123,7 +135,7 @@ def check(
 
 
 def cases(variants: Sequence[tuple[str, str, str, str]] = VARIANTS, *, keys: int, **sizes: Any) -> list[Case]:
-    """Return the cases of the contract, the most important first: each kernel of every backend runs in them.
+    """Return the cases of the contract, the most important first. Every kernel of every backend runs in them.
 
     Args:
         variants: which of ``VARIANTS``; each is a case of training and one of decoding.
@@ -133,7 +145,8 @@ def cases(variants: Sequence[tuple[str, str, str, str]] = VARIANTS, *, keys: int
         attention(*variant, queries=queries, keys=keys, **sizes)
         for variant, queries in itertools.product(variants, (keys, 1))
     ]
-    around = [convolution(), convolution(count=1), gates(), ring(keys=keys, **sizes), layer(), step()]
+    convolutions = [convolution(), convolution(count=1)]
+    around = [*convolutions, gates(), ring(keys=keys, **sizes), layer(), step(), ring_step()]
     return [*found[:2], *around, *found[2:]]
 
 
@@ -206,7 +219,7 @@ def convolution(
     tensors |= {f"weight{i}": _normal(width, taps, seed=1 + i) for i in range(1, count + 1)}
     request = Request("convolution", "", torch.float64)
     outputs = tuple(f"output{i}" for i in range(1, count + 1))
-    name = "convolution" if count == 2 else f"{count} convolutions"
+    name = {1: "one convolution", 2: "convolution"}.get(count, f"{count} convolutions")
     return Case(name, request, outputs, tensors, compute)
 
 
@@ -214,7 +227,7 @@ def gates(sizes: Sequence[int] = (24, 40, 8, 4), positions: Sequence[int] = (2, 
     """Return the case of a layer's gates; ``sizes`` are the columns of each, 0 for an absent one."""
 
     def compute(backend: str, logits: Tensor, q: Tensor) -> list[Tensor]:
-        fused = None if backend == PLAIN else BACKENDS[backend].gating
+        fused = _kernel(backend, "gating")
         if fused is not None:
             return fused.gate_queries(logits, q, list(sizes))
         first, *rest = torch.sigmoid(logits).split(list(sizes), dim=-1)
@@ -236,9 +249,9 @@ def layer(batch: int = 2, length: int = 12, width: int = 12) -> Case:
     tensors = _weights(width, slots=length)
 
     def compute(backend: str, x: Tensor, *weights: Tensor) -> list[Tensor]:
-        run = None if backend == PLAIN else BACKENDS[backend].layer
+        run = _kernel(backend, "layer") or reference_layer
         given = (x, _layer_weights(tensors, weights), starts.to(x.device), reach.to(x.device), 2)
-        return [(run or define_layer)(LayerArguments(*given, keep=torch.is_grad_enabled()))]
+        return [run(LayerArguments(*given, keep=torch.is_grad_enabled()))]
 
     request = Request("layer", "", torch.float64, "glu", mixed=True)
     inputs = {"x": _normal(batch, length, width, seed=9), **tensors}
@@ -251,18 +264,52 @@ def step(batch: int = 2, length: int = 12, new: int = 2, width: int = 12) -> Cas
 
     def compute(backend: str, x: Tensor, *weights: Tensor) -> list[Tensor]:
         given = _layer_weights(tensors, weights)
-        run = None if backend == PLAIN else BACKENDS[backend].step
+        run, whole = _kernel(backend, "step"), LayerArguments(x, given, None, None, 2, keep=False)
         if run is None:
-            return [define_layer(LayerArguments(x, given, None, None, 2, keep=False))[:, past:]]
-        _, keys, values, _ = project(LayerArguments(x, given, None, None, 2, keep=False))
-        caches = (x.clone(), past, keys.contiguous(), values.contiguous(), past)
-        for cache in (caches[0], caches[2], caches[3]):
-            cache[:, past:] = torch.nan  # the step writes the new positions
+            return [reference_layer(whole)[:, past:]]
+        history, keys, values = _caches(whole, past)
+        caches = (history, past, keys, values, past)
         return [run(StepArguments(x[:, past:], given, None, None, None, *caches, None, None))]
 
     request = Request("step", "", torch.float64, "glu", mixed=True)
     inputs = {"x": _normal(batch, length, width, seed=9), **tensors}
     return Case("decoding step", request, ("output",), inputs, compute, differentiable=False)
+
+
+def ring_step(batch: int = 2, length: int = 12, width: int = 12) -> Case:
+    """Return the case of a decoding step on a state of fixed size: the last of ``length`` positions."""
+    tensors, past = _weights(width, slots=length), length - 1
+
+    def compute(backend: str, x: Tensor, *weights: Tensor) -> list[Tensor]:
+        given = _layer_weights(tensors, weights)
+        run, whole = _kernel(backend, "ring_step"), LayerArguments(x, given, None, None, 2, keep=False)
+        if run is None:
+            return [reference_layer(whole)[:, past:]]
+        rings = _caches(whole, past)
+        counter = torch.tensor(past, device=x.device)
+        return [run(RingStepArguments(x[:, past:], given, *rings, counter, None, None))]
+
+    request = Request("ring_step", "", torch.float64, "glu", mixed=True)
+    inputs = {"x": _normal(batch, length, width, seed=9), **tensors}
+    return Case("step in rings", request, ("output",), inputs, compute, differentiable=False)
+
+
+def _kernel(backend: str, operation: str) -> Any:
+    """Return what the backend runs; None for the definition: plain PyTorch, and the backend "reference"."""
+    if backend in (PLAIN, "reference"):
+        return None
+    run = getattr(BACKENDS[backend], operation)
+    assert run is not None, f"{backend} has no {operation}"
+    return run
+
+
+def _caches(whole: LayerArguments, past: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the inputs, keys and values of a state; a step writes what comes after ``past`` positions."""
+    _, keys, values, _ = project(whole)
+    caches = whole.x.clone(), keys.contiguous(), values.contiguous()
+    for cache in caches:
+        cache[:, past:] = 1e6  # finite, as in a ring that is not filled yet
+    return caches
 
 
 def _weights(width: int, *, slots: int, rank: int = 3, heads: int = 2) -> dict[str, Tensor]:
@@ -285,7 +332,7 @@ def _weights(width: int, *, slots: int, rank: int = 3, heads: int = 2) -> dict[s
 
 
 def _layer_weights(named: dict[str, Tensor], tensors: Sequence[Tensor]) -> LayerWeights:
-    """Return the weights of a call, whose gates have the usual order."""
+    """Return the weights of a call, whose gates have the order of ``Gates``."""
     weights: dict[str, Any] = dict(zip(named, tensors, strict=True))
     qk, vo = (weights[name].shape[0] for name in ("q_weight", "v_weight"))
     mix1_gate = qk + vo

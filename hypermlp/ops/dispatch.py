@@ -53,8 +53,8 @@ class Backend:
     ring_step: Callable[[RingStepArguments], Tensor] | None = None
     """A layer's decoding step on a state of fixed size as one operator."""
     skips: Callable[[Request], bool] = lambda request: True
-    """Whether it skips keys that ``starts`` hides from a whole block of queries, if speed matters at all. For
-    other backends, a sliding window is cut into chunks first."""
+    """Whether it skips keys that ``starts`` hides from a whole block of queries, or is too slow for it to
+    matter. If not, a sliding window is cut into chunks first."""
     unavailable: Callable[[], str | None] = lambda: None
     unsupported: Callable[[Request], str | None] = lambda request: None
     automatic: Callable[[Request], bool] = lambda request: True

@@ -124,7 +124,7 @@ def project(a: LayerArguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     )
 
 
-def define_layer(a: LayerArguments) -> Tensor:
+def reference_layer(a: LayerArguments) -> Tensor:
     """Compute a whole layer by definition: what its operators must agree with."""
     w, (q, k, v, gates) = a.weights, project(a)
 

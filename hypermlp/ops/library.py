@@ -86,10 +86,10 @@ def register(
         returns: the right side of the schema.
         fake: returns empty results.
         what: names the operator in messages.
-        outputs: how many results are outputs; the others are kept for the gradient. None: all.
+        outputs: how many results are outputs; the others are kept for the gradient. None if all are outputs.
         keeps_outputs: whether the outputs are kept too, before the others.
         kernel: the operator in Python; it runs with autocast off. None if a library registers the kernels.
-        gradient_kernel: that of the gradient.
+        gradient_kernel: the gradient in Python.
     """
     operator = define(name, f"({arguments}) -> {returns}", fake)
 
@@ -137,7 +137,7 @@ def register(
 
 
 def _without_autocast(kernel: Operator) -> Operator:
-    """Kernels in Python choose their own precision."""
+    """Wrap a Python kernel, which chooses its own precision, so that autocast is off."""
 
     def run(*inputs: Any) -> Any:
         device = next(x.device.type for x in flat(inputs) if isinstance(x, Tensor))

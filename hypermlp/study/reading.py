@@ -1,4 +1,4 @@
-"""Read the records of a size: which of its cells exist in a folder, and what follows from them."""
+"""Read the records of a size: which of its cells exist in a folder, and their losses, rates and verdicts."""
 
 import itertools
 from collections import defaultdict

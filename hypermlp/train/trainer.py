@@ -44,7 +44,7 @@ def training_arguments(recipe: Recipe, folder: Path, processes: int) -> Training
         f"a list with some of {', '.join(sorted(INTEGRATION_TO_CALLBACK))}",
     )
     cpu = not torch.cuda.is_available()
-    # transformers 5.23 warns about this argument even if it is False.
+    # Later versions of transformers warn about this argument even if it is False.
     asked = training.gradient_checkpointing
     checkpointing: dict[str, Any] = {"gradient_checkpointing": True} if asked else {}
     return TrainingArguments(

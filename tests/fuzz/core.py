@@ -30,7 +30,7 @@ class Part:
 
     name: str
     cases: Callable[[], SearchStrategy[Case]]
-    """Returns how cases are drawn; Hypothesis reduces the one that fails."""
+    """Return the strategy that draws cases; Hypothesis reduces the one that fails."""
     share: int
     """Its part of the time; a run of some parts divides the time among those."""
     enough: int | None = None

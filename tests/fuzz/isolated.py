@@ -34,7 +34,7 @@ TRACEBACK = 70
 class Result(NamedTuple):
     """How a command ended; ``status`` is negative for a signal, None if it was killed after ``seconds``.
 
-    ``ended`` tells whether it was still running then.
+    ``ended``: whether it still ran after ``seconds``.
     """
 
     status: int | None

@@ -1,7 +1,7 @@
 """Trainings that are ended by signals at random times and resumed until they finish.
 
-The weights at the end must be those of the training that was never ended, bit for bit. SIGKILL gives the
-process no chance; after SIGTERM it must save a checkpoint and end with status 0.
+The weights at the end must be those of the training that was never ended, bit for bit. A process
+cannot react to SIGKILL; after SIGTERM it must save a checkpoint and end with status 0.
 """
 
 import signal

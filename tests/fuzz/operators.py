@@ -197,7 +197,7 @@ def run_backend(backend, case, tensors, do, starts):
 
 
 class TritonOperators(Operators):
-    """The same for backend "triton" in Triton's interpreter, which is slow."""
+    """The operator on backend "triton" in Triton's interpreter, which is slow."""
 
     name = "triton"
     cases = functools.partial(operator_cases, small=True)

@@ -86,11 +86,11 @@ class Mixed:
         self.diag, self.left, self.right, self.gate = 1.0 + diag[:, :n], left[:, :n], right[:, :n], gate[b, i]
 
     def times(self, y):
-        """y R."""
+        """Return y R."""
         return y * self.diag + low_rank(y, self.left, self.right, self.gate)[0]
 
     def times_transposed(self, y):
-        """y Rᵀ."""
+        """Return y Rᵀ."""
         return y * self.diag + low_rank(y, self.right, self.left, self.gate)[0]
 
     def terms(self, y, transposed=False):

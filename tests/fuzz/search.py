@@ -84,7 +84,9 @@ class Search:
 
     def round(self, number: int, cases: int) -> Finding | None:
         """Check some cases; reduce, write and return the first one that fails."""
-        failing: dict[str, Finding] = {}  # by case, of one kind; when the time is over, no others fail
+        failing: dict[
+            str, Finding
+        ] = {}  # findings by case, all of one kind; once time is up, new cases count as passing
         kind: str | None = None
         reduced: Case = {}
         end = self.end

@@ -301,8 +301,8 @@ def test_opcheck_of_a_step(monkeypatch):
 
 def test_gradients_are_derivatives():
     layer, _ = setup()
-    x = torch.randn(1, 4, 16, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: layer(x), (x,))
+    x = torch.randn(1, 3, 16, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: layer(x), (x,), fast_mode=True)
 
 
 def test_second_derivatives_are_refused():

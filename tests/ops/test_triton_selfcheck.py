@@ -18,7 +18,7 @@ from hypermlp.ops.triton.selfcheck import Verdict
 
 pytest.importorskip("triton")
 ON_GPU = Request("attention", "cuda", torch.bfloat16, "glu", mixed=True)
-PASSED, FAILED = Verdict(True, "10 of 10 cases", 9.0), Verdict(False, "gates, float32, q: error 1", 2.0)
+PASSED, FAILED = Verdict(True, "11 of 11 cases", 9.0), Verdict(False, "gates, float32, q: error 1", 2.0)
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ def test_it_runs_once_and_is_announced(gpu, capsys, monkeypatch):
     monkeypatch.setattr(selfcheck, "_known", {})  # as in a new process
     assert choose_backend("auto", ON_GPU).name == "triton"
     assert gpu.runs == len(selfcheck.cases())
-    assert selfcheck.outcome() == "passed: 10 of 10 cases"
-    assert info.gather()["triton self-check"] == "passed: 10 of 10 cases"
+    assert selfcheck.outcome() == "passed: 11 of 11 cases"
+    assert info.gather()["triton self-check"] == "passed: 11 of 11 cases"
 
 
 def test_it_fails_with_one_warning(gpu):

@@ -207,7 +207,7 @@ def test_autocast_casts_data_and_keeps_parameters():
 @pytest.mark.slow
 def test_the_self_check_passes():
     verdict = selfcheck.self_check("cpu", {"keys": 5, **SMALL}, seconds=600.0, store=False)
-    assert verdict[:2] == (True, "10 of 10 cases")
+    assert verdict[:2] == (True, "11 of 11 cases")
 
 
 def test_the_self_check_notices_a_mistake(monkeypatch):

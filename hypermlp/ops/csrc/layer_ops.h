@@ -153,8 +153,9 @@ class LayerCall {
 // Return the output [batch, length, hidden] and, if `keep`, what the backward needs: q, k, v, the gates and
 // the outputs of the operator, of N rows each, and what the operator keeps of its rows.
 //
-// Without `keep`, these share one block of memory, which C libraries reuse better than several, and a gated
-// output projection replaces the outputs of the operator block by block, if it is as wide.
+// Without `keep`, these share one block of memory, which C libraries reuse better than several. If there is
+// an output gate and o is as wide as the output, o lies in the output's memory, and the output projection
+// overwrites it block by block.
 inline Tensors native_layer(const Tensor& x, LAYER_PARAMETERS, const Optional& starts, const Optional& reach,
                             int64_t heads, bool keep) {
     return with_type(x.scalar_type(), [&](auto zero) -> Tensors {

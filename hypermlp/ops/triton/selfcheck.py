@@ -119,13 +119,12 @@ def failure(case: "Case", dtype: torch.dtype, device: str) -> str:
 
 
 def cases(sizes: dict[str, int] = SIZES) -> list[tuple["Case", torch.dtype]]:
-    """Return cases of the contract that run every kernel, and their dtypes; the most important first."""
+    """Return cases of the contract for all kernels, and their dtypes; the most important first."""
     from hypermlp.ops import contract
-    from hypermlp.ops.dispatch import BACKENDS
 
     dtypes = itertools.chain([torch.bfloat16] * 2, itertools.repeat(torch.float32))
     every = contract.cases(contract.VARIANTS[:3], **sizes)
-    able = (case for case in every if not BACKENDS["triton"].lacks(case.request.operation))
+    able = (case for case in every if case.runs_on("triton"))
     return list(zip(able, dtypes, strict=False))
 
 
