@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import math
 import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from hypermlp.errors import UserError
@@ -97,23 +97,10 @@ def one_of(*options: str) -> dict[str, Rule]:
     return rule(lambda value: value in options, f"{', '.join(first)} or {last}")
 
 
-def require_integers(settings: object, least: int, *names: str, prefix: str = "") -> None:
-    """Raise unless each of the named fields of ``settings`` is an integer of ``least`` or more.
-
-    ``prefix`` stands before the name in the message, for example "training.".
-    """
-    for name in names:
-        value = getattr(settings, name)
-        require(
-            prefix + name, value, is_integer(value) and value >= least, f"a whole number, {least} or more"
-        )
-
-
-def require_options(settings: object, options: Mapping[str, Sequence[str]], prefix: str = "") -> None:
-    """Raise unless each field of ``settings`` that ``options`` names has one of the values listed for it."""
-    for name, allowed in options.items():
-        value = getattr(settings, name)
-        require(prefix + name, value, value in allowed, " or ".join(map(repr, allowed)))
+def optional(metadata: dict[str, Rule]) -> dict[str, Rule]:
+    """Return the metadata of a field that may also be None."""
+    declared = metadata["rule"]
+    return rule(lambda value: value is None or declared.holds(value), f"{declared.allowed}, or None")
 
 
 def find_option(what: str, name: object, options: Mapping[str, Option]) -> Option:

@@ -14,7 +14,17 @@ from hypermlp.errors import UserError
 from hypermlp.jobs.cells import Cell
 from hypermlp.mad.settings import check_seed
 from hypermlp.mad.tasks import SAMPLERS, SEED, TASKS, find_task
-from hypermlp.validation import find_option, is_number, near_miss, require, require_integers, require_options
+from hypermlp.validation import (
+    NOT_NEGATIVE_NUMBER,
+    POSITIVE,
+    POSITIVE_NUMBER,
+    check_fields,
+    find_option,
+    near_miss,
+    one_of,
+    optional,
+    require,
+)
 
 Changes = dict[str, Any]
 Value = TypeVar("Value")
@@ -67,35 +77,28 @@ PUBLISHED: dict[str, list[Changes]] = {  # 66 settings, the baseline first
 class Training:
     """How a cell is trained and scored. The defaults are those of the published code."""
 
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.0
+    learning_rate: float = field(default=1e-3, metadata=POSITIVE_NUMBER)
+    weight_decay: float = field(default=0.0, metadata=NOT_NEGATIVE_NUMBER)
     """Weight decay of all parameters."""
-    batch_size: int = 128
-    epochs: int = 200
-    evaluate_every: int | None = None
+    batch_size: int = field(default=128, metadata=POSITIVE)
+    epochs: int = field(default=200, metadata=POSITIVE)
+    evaluate_every: int | None = field(default=None, metadata=optional(POSITIVE))
     """Steps between evaluations on the test set; None for one evaluation per epoch."""
-    schedule: str = "constant"
+    schedule: str = field(default="constant", metadata=one_of(*SWITCHES["schedule"]))
     """"constant", or "cosine" from ``learning_rate`` to 1e-6 over the epochs (over the steps, if there is
     one epoch). The published code requests a cosine, but its framework ignores the request."""
-    score: str = "best"
+    score: str = field(default="best", metadata=one_of(*SWITCHES["score"]))
     """"best" takes the score of the evaluation with the lowest perplexity, as the published code does;
     "last" that of the last evaluation."""
-    accuracy: str = "macro"
+    accuracy: str = field(default="macro", metadata=one_of(*SWITCHES["accuracy"]))
     """Mean over the classes of each batch ("macro", as published) or over positions ("micro")."""
-    precision: str = "bfloat16"
+    precision: str = field(default="bfloat16", metadata=one_of(*SWITCHES["precision"]))
     """"bfloat16" (autocast, as published) or "float32"."""
-    solved: float = 0.999
+    solved: float = field(default=0.999, metadata=NOT_NEGATIVE_NUMBER)
     """Stop when the accuracy of an evaluation exceeds this."""
 
     def __post_init__(self) -> None:
-        require_options(self, SWITCHES)
-        for name in ("learning_rate", "weight_decay", "solved"):
-            value = getattr(self, name)
-            require(name, value, is_number(value) and value >= 0, "a number, 0 or more")
-        require("learning_rate", self.learning_rate, self.learning_rate > 0, "positive")
-        require_integers(self, 1, "batch_size", "epochs")
-        if self.evaluate_every is not None:
-            require_integers(self, 1, "evaluate_every")
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,8 +170,8 @@ class MadCell(Cell):
     task: str
     settings: Changes
     training: Training
-    sampler: str
-    width: int
+    sampler: str = field(metadata=one_of(*SAMPLERS))
+    width: int = field(metadata=POSITIVE)
     seed: int
 
     @classmethod
@@ -182,9 +185,9 @@ class MadCell(Cell):
 
     def __post_init__(self) -> None:
         chosen = find_task(self.task).settings(**self.settings)  # raises before any training
-        require_integers(chosen, 1, "num_train", "num_test")
-        require_options(self, {"sampler": SAMPLERS})
-        require_integers(self, 1, "width")
+        for name in ("num_train", "num_test"):
+            require(name, getattr(chosen, name), getattr(chosen, name) > 0, "a positive integer")
+        check_fields(self)
         check_seed(self.seed)
 
     @property

@@ -1,12 +1,12 @@
 """Settings of a task, checked for what the task needs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hypermlp.validation import is_integer, is_number, require, require_integers
+from hypermlp.validation import NOT_NEGATIVE, POSITIVE, check_fields, is_integer, is_number, require, whole
 
 IGNORED = -100  # target of a position that is not scored
 
@@ -15,40 +15,38 @@ IGNORED = -100  # target of a position that is not scored
 class Settings:
     """Settings of a task. Token ids are keys, then values (or content), then noise, then special tokens."""
 
-    num_train: int = 12_800
+    num_train: int = field(default=12_800, metadata=NOT_NEGATIVE)
     """Training examples."""
-    num_test: int = 1_280
+    num_test: int = field(default=1_280, metadata=NOT_NEGATIVE)
     """Test examples."""
 
     vocab_size: int
     """Number of tokens, including noise and special tokens."""
-    noise_vocab_size: int = 0
+    noise_vocab_size: int = field(default=0, metadata=NOT_NEGATIVE)
     """Number of noise tokens."""
     specials: int = 0
     """Special tokens (padding, blank, instruction). The task sets it; users cannot."""
 
-    seq_len: int
+    seq_len: int = field(metadata=whole(4))
     """Length of a sequence; recall tasks cut it into input and target."""
     frac_noise: float = 0.0
     """Share of slots that hold noise instead of a key and its value."""
-    key_motif: int = 1
+    key_motif: int = field(default=1, metadata=POSITIVE)
     """Tokens of the longest key (fuzzy recall)."""
-    value_motif: int = 1
+    value_motif: int = field(default=1, metadata=POSITIVE)
     """Tokens of the longest value (fuzzy recall)."""
-    copied: int = 0
+    copied: int = field(default=0, metadata=NOT_NEGATIVE)
     """Tokens to copy (selective copying)."""
 
     def __post_init__(self) -> None:
-        require_integers(self, 0, "num_train", "num_test", "noise_vocab_size", "copied")
-        require_integers(self, 1, "key_motif", "value_motif")
-        require_integers(self, 4, "seq_len")
+        check_fields(self)
         least = self.noise_vocab_size + self.specials + 2 * max(self.key_motif, self.value_motif)
         parts = f"{self.specials} special, {self.noise_vocab_size} for noise, and some for content"
         require(
             "vocab_size",
             self.vocab_size,
             is_integer(self.vocab_size) and self.vocab_size >= least,
-            f"a whole number, {least} or more: {parts}",
+            f"an integer, {least} or more: {parts}",
         )
         noise = self.frac_noise
         allowed = is_number(noise) and 0 <= noise < 1 and (noise == 0 or self.noise_vocab_size > 0)
@@ -83,7 +81,7 @@ class Settings:
 
 def check_seed(seed: Any) -> None:
     """Raise unless NumPy's generators, the legacy one included, accept ``seed``."""
-    require("seed", seed, is_integer(seed) and 0 <= seed < 2**32, "a whole number, 0 or more and below 2**32")
+    require("seed", seed, is_integer(seed) and 0 <= seed < 2**32, "an integer, 0 or more and below 2**32")
 
 
 def check_pairs(settings: Settings) -> None:
