@@ -194,6 +194,68 @@ inline Tensors native_layer(const Tensor& x, LAYER_PARAMETERS, const Optional& s
     });
 }
 
+// Memory for the gradients of a layer: of x and its parameters, which are returned, and of the matrices of N
+// rows that the projections compute.
+template <typename T>
+class LayerGradients {
+  public:
+    Tensors returned;
+    ProjectionGradients<T> projections{};
+    Gradients<T> attention;
+    T* o_weight;
+    T *q, *k, *v, *o, *mix1, *mix2;  // of the matrices; those of the mixes are of their gates
+
+    LayerGradients(const LayerCall<T>& call, const Problem<T>& problem, const Tensor& x,
+                   const LayerTensors& t)
+        : p_(call.p) {
+        projections.x = like(x);
+        if (t.k_conv) {
+            projections.conv[0] = like(*t.k_conv);
+            projections.conv[1] = like(*t.v_conv);
+        }
+        projections.q_weight = like(t.q_weight);
+        projections.k_weight = like(t.k_weight);
+        projections.v_weight = like(t.v_weight);
+        o_weight = like(t.o_weight);
+        if (t.gate_weight) {
+            projections.gate_weight = like(*t.gate_weight);
+            projections.gate_bias = like(*t.gate_bias);
+        }
+        q = matrix(p_.q_width);
+        k = matrix(p_.q_width);
+        v = matrix(p_.v_width);
+        o = matrix(p_.v_width);
+        mix1 = matrix(p_.mix1_gate.width);
+        mix2 = matrix(p_.mix2_gate.width);
+        attention = {by_heads(q, p_.q_width, problem.qk_dim), by_heads(k, p_.q_width, problem.qk_dim),
+                     by_heads(v, p_.v_width, problem.vo_dim),
+                     mix({"1", t.diag1, t.left1, t.right1, {}}, mix1, p_.mix1_gate.width),
+                     mix({"2", t.diag2, t.left2, t.right2, {}}, mix2, p_.mix2_gate.width)};
+    }
+
+  private:
+    T* like(const Tensor& x) { return data<T>(returned.emplace_back(fresh<T>(shape(x)))); }
+    T* matrix(int64_t width) { return data<T>(matrices_.emplace_back(fresh<T>({p_.rows(), width}))); }
+    Strided<T> by_heads(T* x, int64_t width, int64_t head) const {
+        return {x, p_.conv.length * width, width, head};
+    }
+    MixGradients<T> mix(const MixTensors& t, T* gate, int64_t width) {
+        MixGradients<T> m;
+        if (!t.diag) return m;
+        like(*t.diag);
+        m.diag = strided<T>(returned.back());
+        like(*t.left);
+        m.left = strided<T>(returned.back());
+        like(*t.right);
+        m.right = strided<T>(returned.back());
+        m.gate = by_heads(gate, width, t.left->size(2));
+        return m;
+    }
+
+    const Projections<T>& p_;
+    Tensors matrices_;
+};
+
 // Return the gradients of x and of each parameter that is present.
 inline Tensors native_layer_gradients(const Tensors& grads_of_outputs, const Tensors& kept, const Tensor& x,
                                       LAYER_PARAMETERS, const Optional& starts, const Optional& reach,
@@ -202,71 +264,26 @@ inline Tensors native_layer_gradients(const Tensors& grads_of_outputs, const Ten
             "the layer has one output and keeps six tensors");
     return with_type(x.scalar_type(), [&](auto zero) {
         using T = decltype(zero);
-        LayerCall<T> call(x, LAYER_TENSORS, starts, reach, heads);
+        const LayerTensors tensors = LAYER_TENSORS;
+        LayerCall<T> call(x, tensors, starts, reach, heads);
         const Projections<T>& p = call.p;
-        const int64_t rows = p.rows(), length = p.conv.length;
         const T *q = call.matrix("q", kept[0], p.q_width), *k = call.matrix("k", kept[1], p.q_width),
                 *v = call.matrix("v", kept[2], p.v_width),
                 *gates = call.matrix("gates", kept[3], p.gate_width),
                 *o = call.matrix("o", kept[4], p.v_width);
-        check_exact("grads", grads_of_outputs[0], kDtype<T>, {p.conv.batch, length, call.hidden});
+        check_exact("grads", grads_of_outputs[0], kDtype<T>, {p.conv.batch, p.conv.length, call.hidden});
         const Problem<T> attention = call.attention(q, k, v, gates);
         check_exact("rows", kept[5], kDtype<T>,
                     {attention.batch, attention.queries, heads, kept_width(attention)});
-
         Inputs<T> inputs;
-        Tensors grads;
-        const auto add = [&](const Tensor& like) {
-            return data<T>(grads.emplace_back(fresh<T>(shape(like))));
-        };
-        ProjectionGradients<T> of_projections{};
-        of_projections.x = add(x);
-        if (k_conv) {
-            of_projections.conv[0] = add(*k_conv);
-            of_projections.conv[1] = add(*v_conv);
-        }
-        of_projections.q_weight = add(q_weight);
-        of_projections.k_weight = add(k_weight);
-        of_projections.v_weight = add(v_weight);
-        T* of_o_weight = add(o_weight);
-        if (gate_weight) {
-            of_projections.gate_weight = add(*gate_weight);
-            of_projections.gate_bias = add(*gate_bias);
-        }
-        // The gradients of what the projections computed, of N rows each.
-        const auto matrix = [&](int64_t width) { return fresh<T>({rows, width}); };
-        const Tensor grad_q = matrix(p.q_width), grad_k = matrix(p.q_width), grad_v = matrix(p.v_width),
-                     grad_o = matrix(p.v_width), grad_mix1 = matrix(p.mix1_gate.width),
-                     grad_mix2 = matrix(p.mix2_gate.width);
-        const auto by_heads = [&](const Tensor& y, int64_t width, int64_t head) {
-            return Strided<T>{data<T>(y), length * width, width, head};
-        };
-        const auto mix = [&](const Optional& diag, const Optional& left, const Optional& right,
-                             const Tensor& gate, int64_t width) {
-            MixGradients<T> m;
-            if (!diag) return m;
-            for (const auto& [to, like] : {std::pair{&m.diag, &diag}, {&m.left, &left}, {&m.right, &right}}) {
-                add(**like);
-                *to = strided<T>(grads.back());
-            }
-            m.gate = by_heads(gate, width, left->size(2));
-            return m;
-        };
-        const Gradients<T> of_attention{by_heads(grad_q, p.q_width, attention.qk_dim),
-                                        by_heads(grad_k, p.q_width, attention.qk_dim),
-                                        by_heads(grad_v, p.v_width, attention.vo_dim),
-                                        mix(diag1, left1, right1, grad_mix1, p.mix1_gate.width),
-                                        mix(diag2, left2, right2, grad_mix2, p.mix2_gate.width)};
-        read_out_gradients<T>(call.readout(o, gates), inputs.contiguous(grads_of_outputs[0]), data<T>(grad_o),
-                              of_o_weight);
-        const Saved<T> saved{call.outputs(data<T>(grad_o)).read_only(), inputs.strided(kept[5]),
+        LayerGradients<T> g(call, attention, x, tensors);
+        read_out_gradients<T>(call.readout(o, gates), inputs.contiguous(grads_of_outputs[0]), g.o,
+                              g.o_weight);
+        const Saved<T> saved{call.outputs(g.o).read_only(), inputs.strided(kept[5]),
                              attention.queries > kDecodeQueries};
-        backward<T>(attention, saved, of_attention);
-        project_gradients<T>(p,
-                             {q, gates, o, data<T>(grad_k), data<T>(grad_v), data<T>(grad_q), data<T>(grad_o),
-                              data<T>(grad_mix1), data<T>(grad_mix2)},
-                             of_projections);
-        return grads;
+        backward<T>(attention, saved, g.attention);
+        project_gradients<T>(p, {q, gates, o, g.k, g.v, g.q, g.o, g.mix1, g.mix2}, g.projections);
+        return std::move(g.returned);
     });
 }
 
