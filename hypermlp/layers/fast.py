@@ -77,18 +77,24 @@ def plain_weights(layer: "Mixer", dtype: torch.dtype, learns: bool) -> LayerWeig
     weights: list[Any] = [own.get("k_conv"), own.get("v_conv")]
     for name, kind in PARTS.items():
         part = parts.get(name)
+        if part is None and (kind is nn.Linear or getattr(config, name, False)):
+            return None
         if part is None:
             weights += [None] * len(PARAMETERS[kind])
         elif plain_alone(part, kind):
             weights += map(part._parameters.__getitem__, PARAMETERS[kind])
         else:
             return None
-    if config.conv and not (is_ordinary(weights[0]) and is_ordinary(weights[1])):
-        return None
+    if config.conv:
+        k_conv, v_conv = weights[:2]
+        if not (is_ordinary(k_conv) and is_ordinary(v_conv)) or k_conv.shape != v_conv.shape:
+            return None
     if config.num_registers and not is_ordinary(own.get("registers")):
         return None
     for x in weights:
-        if x is not None and (x.dtype != dtype or (learns and not x.requires_grad)):
+        if x is None:
+            continue
+        if x.dtype != dtype or x.layout is not torch.strided or (learns and not x.requires_grad):
             return None
     gates: Any = parts.get("gates")
     offsets = NO_GATES if gates is None else gates.offsets

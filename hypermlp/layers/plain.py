@@ -17,6 +17,13 @@ PARAMETERS: dict[type, tuple[str, ...]] = {
 }
 _FORWARDS: dict[type, Any] = {kind: kind.forward for kind in (nn.Linear, Gates, SequenceMix)}
 
+SHADOWING: dict[type, set[str]] = {
+    nn.Linear: {"forward", "weight", "bias"},
+    Gates: {"forward", "weight", "bias", "logits", "split", "fused"},
+    SequenceMix: {"forward", "diag", "left", "right"},
+}
+"""Names that would replace a method or a parameter if they were attributes of the module itself."""
+
 
 def is_plain(part: nn.Module, kind: type) -> bool:
     """Return True if the module computes what its parameters say, as a module of this kind.
@@ -48,7 +55,7 @@ def plain_alone(part: nn.Module, kind: type) -> bool:
         or part._backward_pre_hooks
         or part._buffers
         or part._modules
-        or "forward" in part.__dict__
+        or not part.__dict__.keys().isdisjoint(SHADOWING[kind])
         or kind.forward is not _FORWARDS[kind]
     ):
         return False

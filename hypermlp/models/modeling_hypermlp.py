@@ -241,11 +241,12 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
             x = x + self.embed_positions(position_ids)
         for block in self.layers:
             x = block(x, visibility, past_key_values=past_key_values)
-        for index, block in enumerate(self.layers):  # all of them or none: nothing fails from here on
-            state = layer_state(past_key_values, index, block, x.shape[0])  # type: ignore[arg-type]
+        x = self.norm(x)
+        for block in self.layers:  # all of them or none: nothing fails from here on
+            state = layer_state(past_key_values, block.index, block, x.shape[0])  # type: ignore[arg-type]
             if state is not None:
                 state.take_in(visibility)
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
+        return BaseModelOutputWithPast(last_hidden_state=x, past_key_values=past_key_values)
 
     def mixers(self) -> list[SequenceMixer]:
         """Return the mixer modules of all layers, first to last; ``config.mixers`` has their names."""
@@ -264,8 +265,9 @@ class HyperMLPModel(HyperMLPPreTrainedModel):
         batch, new = x.shape[:2]
         mixers = self.mixers()
         # A layer without a window, if there is one: it limits the length of the stream.
-        index = next((i for i, mixer in enumerate(mixers) if mixer.window is None), 0)
-        state = layer_state(cache, index, self.layers[index], batch)  # type: ignore[arg-type]
+        blocks: Any = self.layers
+        block = next((block for block in blocks if block.mixer.window is None), blocks[0])
+        state = layer_state(cache, block.index, block, batch)
         past = 0 if state is None else state.past
         starts = batch_starts(
             attention_mask,

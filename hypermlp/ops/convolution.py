@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hypermlp.ops.arguments import schema
-from hypermlp.ops.library import register
+from hypermlp.ops.library import in_vmap, register
 
 Convolution = Callable[[Tensor, list[Tensor], int, Tensor | None], list[Tensor]]
 """Return an output for each weight, from x, the weights, T and reach (see ``causal_conv``)."""
@@ -100,7 +100,14 @@ def _triton_gradients(grads: list[Tensor], _kept: list[Tensor], *arguments: Any)
 
 def _register(name: str, backend: str, **kernels: Any) -> Convolution:
     what = f"causal_conv in backend {backend!r}"
-    return register(name, schema(Arguments), "Tensor[]", _fake, what=what, **kernels)
+    operator: Convolution = register(name, schema(Arguments), "Tensor[]", _fake, what=what, **kernels)
+
+    def run(x: Tensor, weights: list[Tensor], length: int, reach: Tensor | None) -> list[Tensor]:
+        if in_vmap():  # PyTorch has no fallback for operators that return lists
+            return reference_conv(x, weights, length, reach)
+        return operator(x, weights, length, reach)
+
+    return run
 
 
 native_conv = _register("native_conv", "native")  # the kernels are in csrc/conv.cpp

@@ -184,6 +184,14 @@ def in_transform() -> bool:
     return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def in_vmap() -> bool:
+    """Return True inside ``torch.vmap`` that no other transform encloses more closely."""
+    if torch.compiler.is_compiling():
+        return False
+    transform = torch._C._functorch.peek_interpreter_stack()
+    return transform is not None and transform.key() == torch._C._functorch.TransformType.Vmap
+
+
 def refuse_transforms(what: str) -> None:
     """Raise inside transforms that our operators do not support.
 

@@ -123,6 +123,21 @@ def with_subclass(layer):
     layer.k_proj.weight = nn.Parameter(layer.k_proj.weight.data.as_subclass(Subclass))
 
 
+def with_attribute(layer):
+    """A bias that is no parameter."""
+    del layer.q_proj._parameters["bias"]
+    layer.q_proj.__dict__["bias"] = torch.ones(layer.q_proj.out_features, dtype=torch.float64)
+
+
+def with_other_gates(layer):
+    logits = layer.gates.logits
+    layer.gates.logits = lambda x: 2 * logits(x)
+
+
+def with_longer_convolution(layer):
+    layer.v_conv = nn.Parameter(torch.randn(16, 6, dtype=torch.float64))
+
+
 CHANGES = {
     "a bias": with_bias,
     "a hook": lambda layer: layer.v_proj.register_forward_hook(doubled),
@@ -140,6 +155,8 @@ CHANGES = {
     ),
     "a buffer": lambda layer: layer.q_proj.register_buffer("scale", torch.ones(1)),
     "a subclass of Tensor": with_subclass,
+    "a bias as an attribute": with_attribute,
+    "other gates": with_other_gates,
 }
 
 
@@ -158,6 +175,22 @@ def test_what_the_operators_do_not_read_takes_the_general_path(change):
     expected = [*results(layer, x, None), layer(x)]
     for a, e in zip(actual, expected, strict=True):
         assert_close(a, e, tolerance=1e-10, floor=1e-6)
+
+
+@pytest.mark.parametrize("change", [with_longer_convolution, lambda layer: setattr(layer, "mix1", None)])
+@torch.no_grad()
+def test_a_layer_that_its_configuration_does_not_describe_takes_the_general_path(change):
+    layer, x = setup()
+    change(layer)
+    assert not is_taken(layer, x)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch's fallback in vmap
+@torch.no_grad()
+def test_vmap_over_layers_inputs():
+    layer, x = setup()
+    actual = torch.vmap(layer)(torch.stack([x, 2 * x]))
+    assert_close(actual, torch.stack([layer(x), layer(2 * x)]), tolerance=1e-10)
 
 
 def test_the_bias_of_a_projection_is_added():
