@@ -154,9 +154,9 @@ WRONG = [
     ({"schedule": "linear"}, "'constant' or 'cosine'"),
     ({"score": "mean"}, "'best' or 'last'"),
     ({"accuracy": "none"}, ""),
-    ({"learning_rate": 0}, "positive"),
-    ({"learning_rate": float("inf")}, "a number"),
-    ({"weight_decay": "a"}, "a number"),
+    ({"learning_rate": 0}, "a positive finite number"),
+    ({"learning_rate": float("inf")}, "a positive finite number"),
+    ({"weight_decay": "a"}, "a finite number, 0 or more"),
     ({"batch_size": 1.5}, ""),
     ({"evaluate_every": "a"}, ""),
 ]
